@@ -1,0 +1,321 @@
+"""Who is told of what, and when: in order, each index once, within the session's credits.
+
+A reader's stream at the front of its rid (oldest life first) is looked at when something touched
+it. Pushes share the session's `window`; a claimed rid has a window of its own, so that a caller
+who waits for one rid is never kept back by payloads that nobody takes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from connector.core.directory import lives, releasing
+from connector.core.directory.effects import Deliver, Descriptor, Ended, StreamFailed
+from connector.core.directory.events import Claimed, Flags, Hold
+from connector.core.directory.objects import (
+    Chunk,
+    EdgeState,
+    Presence,
+    Session,
+    Share,
+    Stream,
+    Subscription,
+    Told,
+)
+from connector.core.directory.state import State
+from connector.core.directory.transitions import ShareState, next_share
+from connector.core.errors import ReadersMismatch, Unclaimed
+from connector.core.names import Edge
+
+#: Chunks of one rid in a row before the next rid gets its turn.
+TURN = 8
+
+
+def open_shares(state: State, stream: Stream, readers: int) -> None:
+    """The first chunk fixes the readers; sessions that subscribed otherwise learn it now."""
+    stream.readers = readers
+    stream.shares = [Share() for _ in range(readers)]
+    edge = state.edge(stream.edge)
+    for reader, subscription in edge.subscriptions.items():
+        if subscription.readers != readers:
+            error = ReadersMismatch(
+                "the stream's first chunk was put for another number of readers",
+                rid=stream.rid,
+                edge=str(stream.edge),
+                readers=subscription.readers,
+                opened_for=readers,
+            )
+            state.emit(StreamFailed(subscription.session, stream.edge, reader, stream.rid, stream.life.number, error))
+        elif reader < readers and subscription.session in stream.life.finished_by:
+            stream.shares[reader].closed = True
+
+
+def touch(state: State, stream: Stream) -> None:
+    """Something of this stream may be sent: note it for every reader that listens."""
+    edge = state.edge(stream.edge)
+    for reader in range(stream.readers):
+        touch_rid(state, edge, reader, stream.rid)
+
+
+def touch_rid(state: State, edge: EdgeState, reader: int, rid: str) -> None:
+    subscription = edge.subscriptions.get(reader)
+    if subscription is None:
+        return
+    if rid in subscription.claims:
+        subscription.wanted[rid] = None
+    elif subscription.push:
+        subscription.ready[rid] = None
+    else:
+        return
+    state.touched[(edge.edge, reader)] = None
+
+
+def claimed(state: State, event: Claimed) -> None:
+    """A caller wants this rid by name."""
+    edge = state.edge(event.edge)
+    subscription = edge.subscriptions.get(event.reader)
+    if subscription is None or subscription.session != event.session:
+        return
+    subscription.claims.add(event.rid)
+    subscription.ready.pop(event.rid, None)
+    touch_rid(state, edge, event.reader, event.rid)
+
+
+def pump(state: State) -> None:
+    """Send what can be sent. Runs once, after each event."""
+    while state.touched:
+        touched, state.touched = state.touched, {}
+        for edge, reader in touched:
+            _pump_reader(state, state.edge(edge), reader)
+
+
+def _pump_reader(state: State, edge: EdgeState, reader: int) -> None:
+    subscription = edge.subscriptions.get(reader)
+    if subscription is None:
+        return
+    session = state.sessions[subscription.session]
+    if session.presence is Presence.CLOSING:
+        return
+    batch: list[Descriptor] = []
+    while subscription.wanted:
+        rid, _ = subscription.wanted.popitem(last=False)
+        _send_rid(state, session, edge, reader, rid, True, batch, state.settings.claim_window)
+    turns: OrderedDict[str, None] = subscription.ready
+    while turns and session.pushed < state.settings.window:
+        rid, _ = turns.popitem(last=False)
+        if _send_rid(state, session, edge, reader, rid, False, batch, TURN):
+            turns[rid] = None
+    if batch:
+        state.emit(Deliver(session.id, tuple(batch)))
+
+
+def _send_rid(
+    state: State,
+    session: Session,
+    edge: EdgeState,
+    reader: int,
+    rid: str,
+    claimed_: bool,
+    batch: list[Descriptor],
+    most: int,
+) -> bool:
+    """Send up to `most` chunks of the front stream; True if more of it could be sent now."""
+    for _ in range(most):
+        stream = front(edge, rid, reader)
+        if stream is None or not _may_see(session, edge, stream, reader):
+            return False
+        key = (edge.edge, reader, rid)
+        if claimed_ and session.claimed.get(key, 0) >= state.settings.claim_window:
+            return False
+        if not claimed_ and session.pushed >= state.settings.window:
+            return True
+        chunk = _next_chunk(state, session, stream, reader)
+        if chunk is None:
+            return False
+        batch.append(_deliver(state, session, chunk, reader, claimed_))
+    return True
+
+
+def front(edge: EdgeState, rid: str, reader: int) -> Stream | None:
+    """The oldest life's stream that still owes this reader something."""
+    for stream in edge.streams.get(rid, ()):
+        if reader < stream.readers and not stream.shares[reader].closed:
+            return stream
+    return None
+
+
+def _may_see(session: Session, edge: EdgeState, stream: Stream, reader: int) -> bool:
+    """A session that has not finished an older life of the rid is kept from the next one."""
+    if edge.subscriptions[reader].readers != stream.readers:
+        return False
+    bound = session.bound.get(stream.rid)
+    return bound is None or bound is stream.life or bound.over
+
+
+def _next_chunk(state: State, session: Session, stream: Stream, reader: int) -> Chunk | None:
+    """The next chunk due to the reader; tells END or failure when there is none."""
+    share = stream.shares[reader]
+    while True:
+        index = share.redo[0] if share.redo else share.cursor
+        chunk = stream.chunks.get(index)
+        if chunk is not None and chunk.shares[reader] is ShareState.PENDING:
+            return chunk
+        if not share.redo:
+            break
+        share.redo.pop(0)
+    if stream.end is not None and share.cursor >= stream.end:
+        _tell_end(state, session, stream, reader)
+    elif stream.failure is not None:
+        tell_failure(state, session, stream, reader)
+    return None
+
+
+def _deliver(state: State, session: Session, chunk: Chunk, reader: int, claimed_: bool) -> Descriptor:
+    stream = chunk.stream
+    share = stream.shares[reader]
+    chunk.shares[reader] = next_share(ShareState.PENDING, "deliver")
+    chunk.holders[reader] = session.id
+    flags = chunk.flags
+    if chunk.index < share.redelivered_below:
+        flags |= Flags.REDELIVERED
+        state.counters["redelivered"] += 1
+    if share.redo and share.redo[0] == chunk.index:
+        share.redo.pop(0)
+    else:
+        share.cursor = chunk.index + 1
+    share.held += 1
+    if flags & (Flags.LAST | Flags.END_ONLY):
+        share.told_end = True
+        share.cursor = max(share.cursor, stream.end or 0)
+    hold = Hold(chunk.block.handle, chunk.member, reader)
+    session.told[hold] = Told(chunk, claimed_)
+    session.held_bytes += chunk.nbytes
+    if claimed_:
+        key = (stream.edge, reader, stream.rid)
+        session.claimed[key] = session.claimed.get(key, 0) + 1
+    else:
+        session.pushed += 1
+    lives.bind(session, stream.life)
+    forget_takes(session, stream.edge, reader, stream.rid)
+    state.tell("delivered", stream.edge, stream.rid, chunk.index, session.id)
+    return Descriptor(
+        stream.edge,
+        reader,
+        stream.rid,
+        stream.life.number,
+        chunk.index,
+        chunk.attempt,
+        flags,
+        chunk.block.handle,
+        chunk.block.length,
+        chunk.block.data_offset,
+        chunk.member,
+        chunk.manifest,
+    )
+
+
+def return_credit(state: State, session: Session, told: Told, reader: int) -> None:
+    """The caller has a payload: one more may be sent."""
+    stream = told.chunk.stream
+    edge = state.edge(stream.edge)
+    if not told.claimed:
+        session.pushed -= 1
+        for edge_, reader_ in session.subscriptions:
+            state.touched[(edge_, reader_)] = None
+        return
+    key = (stream.edge, reader, stream.rid)
+    left = session.claimed.get(key, 0) - 1
+    if left > 0:
+        session.claimed[key] = left
+    else:
+        session.claimed.pop(key, None)
+    touch_rid(state, edge, reader, stream.rid)
+
+
+def _tell_end(state: State, session: Session, stream: Stream, reader: int) -> None:
+    share = stream.shares[reader]
+    if not share.told_end:
+        share.told_end = True
+        count = stream.end or 0
+        state.emit(Ended(session.id, stream.edge, reader, stream.rid, stream.life.number, count))
+    lives.settle(state, stream)
+
+
+def tell_failure(state: State, session: Session, stream: Stream, reader: int) -> None:
+    """The reader has had all that came in order; the rest, behind a hole, is dropped."""
+    assert stream.failure is not None
+    stream.shares[reader].closed = True
+    state.emit(StreamFailed(session.id, stream.edge, reader, stream.rid, stream.life.number, stream.failure))
+    forget_takes(session, stream.edge, reader, stream.rid)
+    for chunk in list(stream.chunks.values()):
+        releasing.drop_pending(state, chunk, reader)
+    lives.settle(state, stream)
+
+
+def forget_takes(session: Session, edge: Edge, reader: int, rid: str) -> None:
+    """Whoever waited for this was answered by what was just sent."""
+    for request in session.taking.pop((edge, reader, rid), ()):
+        session.takes.pop(request, None)
+
+
+def watch(state: State, stream: Stream) -> None:
+    """Start the clock for payloads that nobody claims, unless it runs."""
+    if not stream.watched:
+        stream.watched = True
+        state.arm(state.now + _patience(state, stream), "unclaimed", stream)
+
+
+def look_after_unclaimed(state: State, stream: Stream) -> None:
+    """The clock fired: fail the stream if a payload, or its failure, has waited too long for a reader."""
+    stream.watched = False
+    patience = _patience(state, stream)
+    if stream.failure is not None:
+        _give_up(state, stream, patience)
+        return
+    waiting = [chunk for chunk in stream.chunks.values() if _is_unclaimed(state, chunk)]
+    oldest = min((chunk.sealed_at for chunk in waiting), default=state.now)
+    if not waiting or state.now - oldest < patience:
+        if stream.chunks:
+            stream.watched = True
+            state.arm(oldest + patience, "unclaimed", stream)
+        return
+    error = Unclaimed(
+        "no reader came for the payload",
+        rid=stream.rid,
+        edge=str(stream.edge),
+        age=round(state.now - oldest, 3),
+        limit=patience,
+        size=sum(chunk.nbytes for chunk in waiting),
+    )
+    lives.fail_stream(state, stream, error)
+    releasing.void_stream(state, stream)
+
+
+def _give_up(state: State, stream: Stream, patience: float) -> None:
+    """Nobody came to hear of a failure: forget it."""
+    if state.now - stream.failed_at < patience:
+        stream.watched = True
+        state.arm(stream.failed_at + patience, "unclaimed", stream)
+        return
+    for share in stream.shares:
+        share.closed = True
+    releasing.void_stream(state, stream)
+    lives.settle(state, stream)
+
+
+def _is_unclaimed(state: State, chunk: Chunk) -> bool:
+    edge = state.edge(chunk.stream.edge)
+    return any(
+        share is ShareState.PENDING and not _comes_for(edge.subscriptions.get(reader), chunk.stream)
+        for reader, share in enumerate(chunk.shares)
+    )
+
+
+def _comes_for(subscription: Subscription | None, stream: Stream) -> bool:
+    if subscription is None or subscription.readers != stream.readers:
+        return False
+    return subscription.push or stream.rid in subscription.claims
+
+
+def _patience(state: State, stream: Stream) -> float:
+    return state.settings.unclaimed_edges.get(stream.edge, state.settings.unclaimed_after)

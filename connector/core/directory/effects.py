@@ -1,0 +1,197 @@
+"""What the broker's shell must do, in this order. The directory itself touches nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from connector.core.directory.events import Hold
+from connector.core.errors import ConnectorError
+from connector.core.names import Edge, Handle
+
+
+class Descriptor(NamedTuple):
+    """What a reader needs to find one payload."""
+
+    edge: Edge
+    reader: int
+    rid: str
+    life: int
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    attempt: int
+    flags: int
+    handle: Handle
+    length: int
+    data_offset: int
+    member: int
+    manifest: bytes
+
+
+class Notice(NamedTuple):
+    """An abort, numbered."""
+
+    number: int
+    rid: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseCeiling(Effect):
+    """Raise the generation ceiling in TABLE, before anything that follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteEntry(Effect):
+    """A block was reserved: zero its ready word, write the table entry."""
+
+    entry: int
+    handle: Handle
+    length: int
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class FreeEntry(Effect):
+    entry: int
+    handle: Handle
+
+
+@dataclass(frozen=True, slots=True)
+class ToSession(Effect):
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acked(ToSession):
+    """Something numbered was applied; the next envelope carries the count."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskResend(ToSession):
+    """A number is missing: send again from `number`."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Granted(ToSession):
+    """Answers Reserve: (handle, length) of each block; empty for `ahead` when there is no room."""
+
+    request: int
+    blocks: tuple[tuple[Handle, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused(ToSession):
+    """Answers any request that cannot be served."""
+
+    request: int
+    error: ConnectorError
+
+
+@dataclass(frozen=True, slots=True)
+class Done(ToSession):
+    """Answers a request with facts (subscribe, abort, remove)."""
+
+    request: int
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown(ToSession):
+    """Answers Inspected; the block is held for the session until it releases reader -1."""
+
+    request: int
+    descriptor: Descriptor
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver(ToSession):
+    descriptors: tuple[Descriptor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended(ToSession):
+    """The stream has `count` chunks; said when no delivered chunk carried the mark."""
+
+    edge: Edge
+    reader: int
+    rid: str
+    life: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFailed(ToSession):
+    """Nothing more comes on this stream. `reader` -1: said to the writer."""
+
+    edge: Edge
+    reader: int
+    rid: str
+    life: int
+    error: ConnectorError
+
+
+@dataclass(frozen=True, slots=True)
+class PutFailed(ToSession):
+    """Member `member` of the block sealed as `number` was refused."""
+
+    number: int
+    member: int
+    error: ConnectorError
+
+
+@dataclass(frozen=True, slots=True)
+class PutNoted(ToSession):
+    """Member `member` of the block sealed as `number`: 'replaced' or 'ignored' (attempts)."""
+
+    number: int
+    member: int
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notices(ToSession):
+    """Aborts that the session has not heard of. `lost`: older ones were too many to keep."""
+
+    notices: tuple[Notice, ...]
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DropHolds(ToSession):
+    """These payloads are void; release them as soon as no view is alive."""
+
+    holds: tuple[Hold, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recall(ToSession):
+    """Someone waits for room: return reserved blocks that are not in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ping(ToSession):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class StopSession(ToSession):
+    """The broker is stopping."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expelled(ToSession):
+    """Nothing of the session is left: forget its address, close its descriptors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Log(Effect):
+    level: str
+    text: str
+    facts: dict[str, Any]

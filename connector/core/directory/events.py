@@ -1,0 +1,228 @@
+"""What happens to the directory. Each event carries its time (`now`, seconds of a monotonic clock).
+
+Events are batch-shaped: a step of 64 chunks is one `Sealed`. Numbered events (`number`) come from
+one counter of the session; a number that was applied already is a retry and changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from connector.core.names import Edge, Handle
+
+
+class Hold(NamedTuple):
+    """One payload as one reader holds it: its block, its place in the block, the reader's number."""
+
+    handle: Handle
+    member: int
+    reader: int
+
+
+class Flags:
+    """Bits of a member's flags."""
+
+    #: The stream ends with this chunk.
+    LAST = 1
+    #: A header-only member: no payload, only the END mark; its index is the stream's count.
+    END_ONLY = 2
+    #: Descriptor only: the payload was delivered before, to a reader that died.
+    REDELIVERED = 4
+
+
+class Member(NamedTuple):
+    """One payload of a sealed block."""
+
+    rid: str
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    attempt: int
+    flags: int
+    readers: int
+    #: wire/manifest.py bytes; opaque here.
+    manifest: bytes
+    #: Tensor bytes, without padding.
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    now: float
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Joined(Event):
+    """A client process was let in."""
+
+    stage: str
+    pid: int
+    uid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left(Event):
+    """A client says good-bye; `held` are views still alive, released one by one later."""
+
+    held: tuple[Hold, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Died(Event):
+    """The process is proven dead."""
+
+    how: str = "died"
+
+
+@dataclass(frozen=True, slots=True)
+class Heard(Event):
+    """A frame came: the session is alive and has processed notices up to `seen`."""
+
+    seen: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resynced(Event):
+    """A client connected again to the same broker: the reserved handles that it knows."""
+
+    reserved: tuple[Handle, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve(Event):
+    """Room is asked for. `ahead`: no payload waits for it; give what is free, never queue."""
+
+    request: int
+    edge: Edge
+    sizes: tuple[int, ...]
+    deadline: float
+    rids: tuple[str, ...] = ()
+    ahead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Returned(Event):
+    """Reserved blocks that the session does not need."""
+
+    number: int
+    handles: tuple[Handle, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed(Event):
+    """A block was written and its ready word stored. `seen`: the last notice the putting thread knew."""
+
+    number: int
+    seen: int
+    edge: Edge
+    handle: Handle
+    data_offset: int
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Released(Event):
+    number: int
+    holds: tuple[Hold, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken(Event):
+    """The caller has these payloads: their credits return."""
+
+    holds: tuple[Hold, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribed(Event):
+    """The session is reader `reader` of `readers` on the edge. `push`: send what nobody claimed, too."""
+
+    request: int
+    edge: Edge
+    reader: int
+    readers: int
+    push: bool
+    resume: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed(Event):
+    """Chunks of this rid are wanted by name (take, stream): sent outside the window of pushes."""
+
+    edge: Edge
+    reader: int
+    rid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited(Event):
+    """A caller waits for the next chunk until `deadline`."""
+
+    request: int
+    edge: Edge
+    reader: int
+    rid: str
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled(Event):
+    """A waiting request is no longer wanted."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Began(Event):
+    number: int
+    rid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Event):
+    number: int
+    rid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted(Event):
+    """Anyone ends a rid everywhere. `request` 0: nobody waits for the report."""
+
+    number: int
+    request: int
+    rid: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Removed(Event):
+    """The operator removes one payload, or all of the rid (index -1).
+
+    `force` frees it although a live reader may hold it.
+    """
+
+    request: int
+    edge: Edge
+    rid: str
+    index: int
+    force: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected(Event):
+    """Someone looks at a payload without taking it: the block stays until `Released(reader=-1)`."""
+
+    request: int
+    edge: Edge
+    rid: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick(Event):
+    """Time passed. `session` is 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping(Event):
+    """The broker stops: every waiter is told. `session` is 0."""

@@ -1,0 +1,285 @@
+"""The directory's nouns. Plain records: rules live in the modules that are named after what happens."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from connector.core.directory.effects import Notice
+from connector.core.directory.events import Hold
+from connector.core.directory.transitions import BlockState, ShareState
+from connector.core.errors import ConnectorError
+from connector.core.names import Edge, Handle
+
+
+class Presence(Enum):
+    """How a session stands. No time-out ever makes it dead."""
+
+    LIVE = "live"
+    #: Silent for `suspect_after`: what it may hold is quarantined until its answer or its death.
+    SUSPECT = "suspect"
+    #: It said good-bye, but views are alive in its process.
+    CLOSING = "closing"
+
+
+@dataclass(slots=True)
+class Settings:
+    """Limits, from the configuration. Sizes in bytes, times in seconds."""
+
+    begin: int = 4096
+    end: int = 4096 + (1 << 30)
+    max_blocks: int = 262_144
+    window: int = 256
+    claim_window: int = 32
+    ahead_session: int = 64 << 20
+    ahead_total: float = 0.25
+    edge_guard: float = 0.125
+    unclaimed_after: float = 600.0
+    unclaimed_edges: dict[Edge, float] = field(default_factory=dict)
+    suspect_after: float = 10.0
+    heartbeat: float = 5.0
+    deadlock_after: float = 1.0
+    max_tombstones: int = 65_536
+    max_notices: int = 4_096
+    max_past: int = 4_096
+    story: int = 20_000
+    #: A grown generation ceiling allows so many reservations.
+    generation_step: int = 1024
+
+    @property
+    def pool(self) -> int:
+        return self.end - self.begin
+
+
+@dataclass(slots=True)
+class Block:
+    """An extent of the arena while it is not free."""
+
+    handle: Handle
+    length: int
+    entry: int
+    session: int
+    state: BlockState = BlockState.RESERVED
+    #: Where its bytes count: the edge it was sealed on.
+    edge: Edge | None = None
+    data_offset: int = 0
+    members: list[Chunk | None] = field(default_factory=list)
+    #: (payload, reader) pairs not yet released; 0 frees a sealed block.
+    outstanding: int = 0
+
+
+@dataclass(slots=True)
+class Chunk:
+    """One payload of a stream, or a bare END mark."""
+
+    serial: int
+    stream: Stream
+    index: int
+    attempt: int
+    flags: int
+    #: (session, number, member): the same id again is a retry.
+    message: tuple[int, int, int]
+    block: Block
+    member: int
+    manifest: bytes
+    nbytes: int
+    sealed_at: float
+    shares: list[ShareState]
+    #: Session that holds share i, 0 while none does.
+    holders: list[int]
+
+
+@dataclass(slots=True)
+class Share:
+    """Where reader i of a stream stands."""
+
+    #: Next index never delivered to this reader.
+    cursor: int = 0
+    #: Delivered once to a reader that died, to be delivered again; ascending.
+    redo: list[int] = field(default_factory=list)
+    #: Delivered and not released now.
+    held: int = 0
+    released_any: bool = False
+    #: Indices below were delivered before, to a reader that died.
+    redelivered_below: int = 0
+    #: Nothing more is wanted or due: all released, or finished, or the failure was told.
+    closed: bool = False
+    #: The reader knows the stream's END.
+    told_end: bool = False
+
+
+@dataclass(slots=True)
+class Stream:
+    """Chunks of one rid on one edge in one life."""
+
+    edge: Edge
+    rid: str
+    life: Life
+    #: 0 until the first chunk fixes it.
+    readers: int = 0
+    chunks: dict[int, Chunk] = field(default_factory=dict)
+    shares: list[Share] = field(default_factory=list)
+    #: Number of chunks, once known.
+    end: int | None = None
+    #: Highest index seen + 1.
+    high: int = 0
+    #: Every index in [0, low) was put; `above` holds those put out of order. low < end means a gap.
+    low: int = 0
+    above: set[int] = field(default_factory=set)
+    failure: ConnectorError | None = None
+    failed_at: float = 0.0
+    #: Sessions that put to it and have neither finished nor gone.
+    writers: set[int] = field(default_factory=set)
+    #: Attempt of each index that was put with one above 0.
+    attempts: dict[int, int] = field(default_factory=dict)
+    #: A timer looks after payloads that nobody claims.
+    watched: bool = False
+
+    def was_put(self, index: int) -> bool:
+        return index < self.low or index in self.above
+
+    def note_put(self, index: int) -> None:
+        self.high = max(self.high, index + 1)
+        self.above.add(index)
+        while self.low in self.above:
+            self.above.remove(self.low)
+            self.low += 1
+
+
+@dataclass(slots=True)
+class Life:
+    """One use of a rid, over all edges."""
+
+    rid: str
+    number: int
+    streams: dict[Edge, Stream] = field(default_factory=dict)
+    #: Chunks of each stream that is done: an index below is never handed over again.
+    counts: dict[Edge, int] = field(default_factory=dict)
+    #: Sessions that put or were delivered something of it and have not finished.
+    bound: set[int] = field(default_factory=set)
+    finished_by: set[int] = field(default_factory=set)
+    over: bool = False
+
+
+class PastLife(NamedTuple):
+    """A life that ended while the session might still put to it: its number, and its streams' counts."""
+
+    number: int
+    counts: dict[Edge, int]
+
+
+class Tombstone(NamedTuple):
+    """A rid's last end. `number` is compared with what a session has seen."""
+
+    number: int
+    aborted: bool
+    reason: str
+
+
+@dataclass(slots=True)
+class Subscription:
+    """A session as reader i of n on an edge."""
+
+    session: int
+    readers: int
+    push: bool
+    resume: bool
+    claims: set[str] = field(default_factory=set)
+    #: rids that may have something to send, in the order they became so; claimed ones apart.
+    ready: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    wanted: OrderedDict[str, None] = field(default_factory=OrderedDict)
+
+
+@dataclass(slots=True)
+class EdgeState:
+    """What happens on one edge."""
+
+    edge: Edge
+    #: Streams by rid, oldest life first.
+    streams: dict[str, list[Stream]] = field(default_factory=dict)
+    subscriptions: dict[int, Subscription] = field(default_factory=dict)
+    waiters: deque[RoomWaiter] = field(default_factory=deque)
+    #: Bytes of sealed blocks.
+    used: int = 0
+    payloads_sealed: int = 0
+    payloads_released: int = 0
+    bytes_sealed: int = 0
+    refused: int = 0
+
+
+@dataclass(slots=True)
+class RoomWaiter:
+    """A put that waits for a block."""
+
+    order: int
+    session: int
+    request: int
+    edge: Edge
+    size: int
+    since: float
+    deadline: float
+    rids: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class TakeWaiter:
+    """A caller that waits for the next chunk."""
+
+    session: int
+    request: int
+    edge: Edge
+    reader: int
+    rid: str
+    since: float
+    deadline: float
+
+
+class Told(NamedTuple):
+    """A delivered share: the chunk and the credit that it uses."""
+
+    chunk: Chunk
+    claimed: bool
+
+
+@dataclass(slots=True)
+class Session:
+    """One client process's life with the broker."""
+
+    id: int
+    stage: str
+    pid: int
+    uid: int
+    joined: float
+    heard: float
+    presence: Presence = Presence.LIVE
+    #: Last numbered event applied.
+    applied: int = 0
+    #: Last notice that the client has processed.
+    seen: int = 0
+    #: Last notice that was sent.
+    notified: int = 0
+    notices: deque[Notice] = field(default_factory=deque)
+    notices_lost: bool = False
+    pinged: bool = False
+    recalled: bool = False
+    reserved: dict[int, Block] = field(default_factory=dict)
+    reserved_bytes: int = 0
+    subscriptions: dict[tuple[Edge, int], Subscription] = field(default_factory=dict)
+    bound: dict[str, Life] = field(default_factory=dict)
+    past: OrderedDict[str, PastLife] = field(default_factory=OrderedDict)
+    told: dict[Hold, Told] = field(default_factory=dict)
+    #: Blocks kept for a look (`show`), by hold with reader -1.
+    inspecting: dict[Hold, Block] = field(default_factory=dict)
+    #: Tensor bytes of what is in `told`.
+    held_bytes: int = 0
+    #: Pushed and not yet taken: at most `window`.
+    pushed: int = 0
+    #: Claimed and not yet taken, by (edge, reader, rid): at most `claim_window`.
+    claimed: dict[tuple[Edge, int, str], int] = field(default_factory=dict)
+    takes: dict[int, TakeWaiter] = field(default_factory=dict)
+    #: Requests in `takes` by what they wait for.
+    taking: dict[tuple[Edge, int, str], list[int]] = field(default_factory=dict)
+    rooms: dict[int, RoomWaiter] = field(default_factory=dict)
+    late_puts: int = 0

@@ -1,0 +1,158 @@
+"""How payloads and blocks go: taken, released, dropped, withdrawn; the one place that frees."""
+
+from __future__ import annotations
+
+from connector.core.directory import delivery, lives
+from connector.core.directory.effects import DropHolds, FreeEntry
+from connector.core.directory.events import Flags, Hold, Released, Returned, Taken
+from connector.core.directory.objects import Block, Chunk, Session, Stream
+from connector.core.directory.state import State
+from connector.core.directory.transitions import BlockState, ShareState, next_block, next_share
+
+
+def taken(state: State, event: Taken) -> None:
+    """The caller has the payloads: their credits return. Unknown holds were released already."""
+    session = state.session(event.session)
+    for hold in event.holds:
+        told = session.told.get(hold)
+        if told is None or told.chunk.shares[hold.reader] is not ShareState.DELIVERED:
+            continue
+        told.chunk.shares[hold.reader] = next_share(ShareState.DELIVERED, "take")
+        state.tell("taken", told.chunk.stream.edge, told.chunk.stream.rid, told.chunk.index, session.id)
+        delivery.return_credit(state, session, told, hold.reader)
+
+
+def released(state: State, event: Released) -> None:
+    """Idempotent: a hold that is not known was released before."""
+    session = state.session(event.session)
+    for hold in event.holds:
+        if hold.reader < 0:
+            end_look(state, session, hold)
+        else:
+            release_hold(state, session, hold)
+
+
+def end_look(state: State, session: Session, hold: Hold) -> None:
+    """An inspector is done with a block."""
+    block = session.inspecting.pop(hold, None)
+    if block is not None:
+        block.outstanding -= 1
+        free_if_done(state, block)
+
+
+def release_hold(state: State, session: Session, hold: Hold) -> None:
+    told = session.told.pop(hold, None)
+    if told is None:
+        return
+    chunk = told.chunk
+    session.held_bytes -= chunk.nbytes
+    if chunk.shares[hold.reader] is ShareState.DELIVERED:
+        delivery.return_credit(state, session, told, hold.reader)
+    state.tell("released", chunk.stream.edge, chunk.stream.rid, chunk.index, session.id)
+    share = chunk.stream.shares[hold.reader]
+    share.held -= 1
+    share.released_any = True
+    _pair_done(state, chunk, hold.reader, "release")
+
+
+def drop_pending(state: State, chunk: Chunk, reader: int) -> bool:
+    """Release a share whose reader was never told; True if it was one."""
+    if chunk.shares[reader] is not ShareState.PENDING:
+        return False
+    _pair_done(state, chunk, reader, "drop")
+    return True
+
+
+def _pair_done(state: State, chunk: Chunk, reader: int, verb: str) -> None:
+    chunk.shares[reader] = next_share(chunk.shares[reader], verb)
+    chunk.holders[reader] = 0
+    chunk.block.outstanding -= 1
+    state.last_progress = state.now
+    if all(share is ShareState.RELEASED for share in chunk.shares):
+        _forget(state, chunk)
+        count_gone(state, chunk)
+        free_if_done(state, chunk.block)
+    lives.settle(state, chunk.stream)
+
+
+def _forget(state: State, chunk: Chunk) -> None:
+    chunk.block.members[chunk.member] = None
+    state.shelf.remove(chunk)
+    if chunk.stream.chunks.get(chunk.index) is chunk:
+        del chunk.stream.chunks[chunk.index]
+
+
+def count_gone(state: State, chunk: Chunk) -> None:
+    if not chunk.flags & Flags.END_ONLY:
+        state.edge(chunk.stream.edge).payloads_released += 1
+        state.counters["payloads_released"] += 1
+
+
+def withdraw(state: State, chunk: Chunk) -> None:
+    """A chunk that no reader was told of makes way for a higher attempt."""
+    if chunk.flags & (Flags.LAST | Flags.END_ONLY):
+        chunk.stream.end = None
+    chunk.block.outstanding -= sum(share is ShareState.PENDING for share in chunk.shares)
+    chunk.shares = [ShareState.RELEASED] * len(chunk.shares)
+    state.tell("replaced", chunk.stream.edge, chunk.stream.rid, chunk.index, 0)
+    _forget(state, chunk)
+    count_gone(state, chunk)
+    free_if_done(state, chunk.block)
+
+
+def void_stream(state: State, stream: Stream) -> tuple[int, int, int]:
+    """Drop all that is left of a stream: (payloads freed, their bytes, payloads still held).
+
+    What a reader was told of stays until its answer: it gets DropHolds.
+    """
+    freed = size = held = 0
+    drops: dict[int, list[Hold]] = {}
+    for chunk in list(stream.chunks.values()):
+        for reader in range(len(chunk.shares)):
+            drop_pending(state, chunk, reader)
+            if chunk.holders[reader]:
+                hold = Hold(chunk.block.handle, chunk.member, reader)
+                drops.setdefault(chunk.holders[reader], []).append(hold)
+        if all(share is ShareState.RELEASED for share in chunk.shares):
+            freed += 1
+            size += chunk.nbytes
+        else:
+            held += 1
+    for session, holds in drops.items():
+        state.emit(DropHolds(session, tuple(holds)))
+    return freed, size, held
+
+
+def returned(state: State, event: Returned) -> None:
+    """A session gives reserved blocks back unwritten. One that is not its own is ignored."""
+    session = state.session(event.session)
+    for handle in event.handles:
+        block = session.reserved.get(handle.offset)
+        if block is not None and block.handle == handle:
+            give_back(state, session, block, "return")
+
+
+def give_back(state: State, session: Session, block: Block, verb: str) -> None:
+    del session.reserved[block.handle.offset]
+    session.reserved_bytes -= block.length
+    state.reserved_bytes -= block.length
+    _free(state, block, verb)
+
+
+def free_if_done(state: State, block: Block) -> None:
+    """The only way a sealed block is freed. While it is being sealed, members may still come."""
+    if block.state is BlockState.SEALED and block.outstanding == 0:
+        _free(state, block, "last release")
+
+
+def _free(state: State, block: Block, verb: str) -> None:
+    block.state = next_block(block.state, verb)
+    state.allocator.free(block.handle)
+    del state.blocks[block.handle.offset]
+    state.entries.append(block.entry)
+    if block.edge is not None:
+        state.edge(block.edge).used -= block.length
+    state.counters["blocks_freed"] += 1
+    state.room_changed = True
+    state.last_progress = state.now
+    state.emit(FreeEntry(block.entry, block.handle))

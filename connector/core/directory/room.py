@@ -1,0 +1,193 @@
+"""Room in the pool: who gets the next block, who waits, and what is said at the deadline.
+
+Waiting is first come, first served on each edge. Between edges those that use less than their fair
+share (the pool divided by the edges in use) come first, and an edge above its share never takes the
+last `edge_guard` of the pool: a slow reader's edge fills up alone.
+"""
+
+from __future__ import annotations
+
+from connector.core.directory import deadlock
+from connector.core.directory.effects import Granted, RaiseCeiling, Recall, Refused, WriteEntry
+from connector.core.directory.events import Reserve, Resynced
+from connector.core.directory.objects import Block, EdgeState, RoomWaiter, Session
+from connector.core.directory.releasing import give_back
+from connector.core.directory.state import State
+from connector.core.errors import PayloadTooLarge, PoolFull
+from connector.core.names import Handle
+
+
+def reserve(state: State, event: Reserve) -> None:
+    """Grant, queue or refuse. A reservation ahead is never queued and yields to those who wait."""
+    session = state.session(event.session)
+    if event.ahead:
+        _reserve_ahead(state, session, event)
+        return
+    size = sum(event.sizes)
+    if size > state.settings.pool:
+        error = PayloadTooLarge(
+            "the payload can never fit into the pool",
+            edge=str(event.edge),
+            rid=event.rids[0] if event.rids else None,
+            size=size,
+            limit=state.settings.pool,
+        )
+        state.emit(Refused(session.id, event.request, error))
+        return
+    edge = state.edge(event.edge)
+    waiter = RoomWaiter(
+        state.order(), session.id, event.request, event.edge, size, event.now, event.deadline, event.rids
+    )
+    edge.waiters.append(waiter)
+    session.rooms[event.request] = waiter
+    serve(state)
+    if event.request in session.rooms:
+        state.arm(event.deadline, "room", (session.id, event.request))
+        deadlock.arm(state, state.now + state.settings.deadlock_after)
+        _recall(state)
+
+
+def _reserve_ahead(state: State, session: Session, event: Reserve) -> None:
+    blocks: list[tuple[Handle, int]] = []
+    settings = state.settings
+    if not any(edge.waiters for edge in state.edges.values()):
+        for size in event.sizes:
+            over_session = session.reserved_bytes + size > settings.ahead_session
+            over_total = state.reserved_bytes + size > settings.ahead_total * settings.pool
+            if over_session or over_total:
+                break
+            if state.allocator.free_bytes - size < settings.edge_guard * settings.pool:
+                break
+            block = _take_block(state, session, size)
+            if block is None:
+                break
+            blocks.append((block.handle, block.length))
+    state.emit(Granted(session.id, event.request, tuple(blocks)))
+
+
+def serve(state: State) -> None:
+    """Give room to those who wait, in order, until the first that does not fit."""
+    state.room_changed = False
+    while True:
+        heads = [edge for edge in state.edges.values() if edge.waiters]
+        if not heads:
+            _end_recall(state)
+            return
+        share = fair_share(state)
+        heads.sort(key=lambda edge: (edge.used + edge.waiters[0].size > share, edge.waiters[0].order))
+        edge = heads[0]
+        if not _may_have(state, edge, edge.waiters[0].size, share):
+            return
+        waiter = edge.waiters[0]
+        session = state.sessions[waiter.session]
+        block = _take_block(state, session, waiter.size)
+        if block is None:
+            return
+        edge.waiters.popleft()
+        session.rooms.pop(waiter.request, None)
+        state.emit(Granted(session.id, waiter.request, ((block.handle, block.length),)))
+
+
+def fair_share(state: State) -> float:
+    """The pool divided by the edges in use: those with bytes, waiters or readers."""
+    in_use = sum(1 for edge in state.edges.values() if edge.used or edge.waiters or edge.subscriptions)
+    return state.settings.pool / max(in_use, 1)
+
+
+def _may_have(state: State, edge: EdgeState, size: int, share: float) -> bool:
+    left = state.allocator.free_bytes - size
+    if left < 0:
+        return False
+    if edge.used + size <= share or left >= state.settings.edge_guard * state.settings.pool:
+        return True
+    # Nothing else is in the pool: a payload larger than its edge's share still gets through.
+    return state.allocator.used == 0
+
+
+def _take_block(state: State, session: Session, size: int) -> Block | None:
+    if not state.entries:
+        return None
+    if state.generation + 1 > state.ceiling:
+        state.ceiling += state.settings.generation_step
+        state.emit(RaiseCeiling())
+    extent = state.allocator.reserve(size, state.generation + 1)
+    if extent is None:
+        return None
+    state.generation += 1
+    handle = Handle(extent.offset, extent.generation)
+    block = Block(handle, extent.length, state.entries.pop(), session.id)
+    state.blocks[extent.offset] = block
+    session.reserved[extent.offset] = block
+    session.reserved_bytes += extent.length
+    state.reserved_bytes += extent.length
+    state.counters["blocks_reserved"] += 1
+    state.last_progress = state.now
+    state.emit(WriteEntry(block.entry, handle, extent.length, session.id))
+    return block
+
+
+def _end_recall(state: State) -> None:
+    if state.recalling:
+        state.recalling = False
+        for session in state.sessions.values():
+            session.recalled = False
+
+
+def _recall(state: State) -> None:
+    """Blocks reserved ahead go back as soon as someone waits; each session is asked once a wait."""
+    state.recalling = True
+    for session in state.sessions.values():
+        if session.reserved and not session.recalled:
+            session.recalled = True
+            state.emit(Recall(session.id))
+
+
+def room_due(state: State, session_id: int, request: int) -> None:
+    """The deadline's timer fired."""
+    session = state.sessions.get(session_id)
+    waiter = session.rooms.get(request) if session else None
+    if session is None or waiter is None:
+        return
+    if waiter.deadline > state.now:
+        state.arm(waiter.deadline, "room", (session_id, request))
+        return
+    drop_waiter(state, session, waiter)
+    error = PoolFull(
+        "no room before the deadline",
+        edge=str(waiter.edge),
+        rid=waiter.rids[0] if waiter.rids else None,
+        size=waiter.size,
+        waited=round(state.now - waiter.since, 3),
+        **usage(state),
+    )
+    state.emit(Refused(session.id, request, error))
+    state.room_changed = True
+
+
+def drop_waiter(state: State, session: Session, waiter: RoomWaiter) -> None:
+    session.rooms.pop(waiter.request, None)
+    state.edge(waiter.edge).waiters.remove(waiter)
+
+
+def usage(state: State) -> dict[str, object]:
+    """The pool in a few facts: who holds what."""
+    holders = [session for session in state.sessions.values() if session.held_bytes]
+    by_edge = {str(edge.edge): edge.used for edge in state.edges.values() if edge.used}
+    return {
+        "limit": state.settings.pool,
+        "free": state.allocator.free_bytes,
+        "largest_hole": state.allocator.largest_hole,
+        "reserved": state.reserved_bytes,
+        "blocks_left": len(state.entries),
+        "by_edge": [f"{name} {size} B" for name, size in sorted(by_edge.items())][:16],
+        "held_by": [f"{s.stage} (pid {s.pid}, {s.presence.value}) {s.held_bytes} B" for s in holders][:16],
+    }
+
+
+def resynced(state: State, event: Resynced) -> None:
+    """After a reconnect: reserved blocks that the client does not name were lost with a reply."""
+    session = state.session(event.session)
+    named = set(event.reserved)
+    for block in list(session.reserved.values()):
+        if block.handle not in named:
+            give_back(state, session, block, "return")
