@@ -1,0 +1,183 @@
+"""Lifelines: one AF_UNIX stream per session, by which the kernel vouches for a client process.
+
+The client connects, sends its token and gets one byte back. From then on the broker knows uid, pid and,
+where the kernel gives one, a pidfd. Death is the pidfd's word; without a pidfd it is the end of the
+stream *and* a free session lock. Never a claimed pid, never a time-out.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from connector.arena import locks
+from connector.broker.rundir import RunDir
+from connector.core.endpoint import lifeline_path, session_lock_path
+from connector.wire.messages import TOKEN_BYTES
+
+#: getsockopt: a pidfd of the peer (Linux 6.5 and later).
+SO_PEERPIDFD = 77
+_CREDENTIALS = struct.Struct("3i")
+
+
+@dataclass(slots=True)
+class Lifeline:
+    """A client process as the kernel shows it."""
+
+    stream: socket.socket
+    pid: int
+    uid: int
+    pidfd: int
+    token: bytes = b""
+    ended: bool = False
+
+    def close(self) -> None:
+        self.stream.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+class Lifelines:
+    """All lifelines, behind one epoll descriptor that the loop polls."""
+
+    def __init__(self, run_dir: RunDir, allow: frozenset[int]) -> None:
+        self._run_dir = run_dir
+        self._allow = allow
+        path = lifeline_path(run_dir.path)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        self._listener.bind(path)
+        run_dir.own(path)
+        self._listener.listen(256)
+        self._epoll = select.epoll()
+        self._epoll.register(self._listener, select.EPOLLIN)
+        self._by_fd: dict[int, Lifeline] = {}
+        self._by_token: dict[bytes, Lifeline] = {}
+        #: Stream ended without a pidfd: looked at again until the lock is free.
+        self._doubtful: dict[bytes, Lifeline] = {}
+        self.refused = 0
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    def find(self, token: bytes) -> Lifeline | None:
+        return self._by_token.get(token)
+
+    def watch(self, fd: int) -> None:
+        """Let the loop wake for another descriptor (the signal pipe)."""
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def poll(self) -> Iterator[tuple[bytes, str]]:
+        """(token, how) of each process proven dead. Accepts newcomers on the way."""
+        for fd, _ in self._epoll.poll(0):
+            if fd == self._listener.fileno():
+                self._accept()
+            elif fd in self._by_fd:
+                yield from self._look(fd, self._by_fd[fd])
+        yield from self.doubtful()
+
+    def doubtful(self) -> Iterator[tuple[bytes, str]]:
+        """Those whose stream ended and that no pidfd speaks for: dead once their lock is free."""
+        for token, line in list(self._doubtful.items()):
+            if not locks.probe(session_lock_path(self._run_dir.path, token.hex())):
+                del self._doubtful[token]
+                yield token, f"pid {line.pid}: lifeline ended and lock free"
+
+    def forget(self, token: bytes) -> None:
+        """The session is gone: its descriptors and its lock file go, too."""
+        self._doubtful.pop(token, None)
+        line = self._by_token.pop(token, None)
+        if line is not None:
+            self._drop(line)
+        path = session_lock_path(self._run_dir.path, token.hex())
+        if not locks.probe(path) and os.path.lexists(path):
+            os.unlink(path)
+
+    def close(self) -> None:
+        everyone = [*self._by_token.values(), *self._by_fd.values()]
+        for line in {id(line): line for line in everyone}.values():
+            self._drop(line)
+        self._by_token.clear()
+        self._epoll.close()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        try:
+            stream, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        stream.setblocking(False)
+        pid, uid, _ = _CREDENTIALS.unpack(stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        if uid not in self._allow and self._run_dir.gid is None:
+            self.refused += 1
+            stream.close()
+            return
+        line = Lifeline(stream, pid, uid, _pidfd(stream, pid))
+        self._by_fd[stream.fileno()] = line
+        self._epoll.register(stream, select.EPOLLIN | select.EPOLLRDHUP)
+
+    def _look(self, fd: int, line: Lifeline) -> Iterator[tuple[bytes, str]]:
+        if fd == line.pidfd:
+            self._epoll.unregister(fd)
+            del self._by_fd[fd]
+            yield line.token, f"pid {line.pid}: process ended"
+            return
+        try:
+            data = line.stream.recv(64)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self._stream_ended(line)
+        elif not line.token and len(data) == TOKEN_BYTES and data not in self._by_token:
+            self._register(line, data)
+        else:
+            # Not a token, or one that is taken: this is no client of ours.
+            self.refused += 1
+            if not line.token:
+                self._drop(line)
+
+    def _register(self, line: Lifeline, token: bytes) -> None:
+        line.token = token
+        self._by_token[token] = line
+        if line.pidfd >= 0:
+            self._by_fd[line.pidfd] = line
+            self._epoll.register(line.pidfd, select.EPOLLIN)
+        try:
+            line.stream.send(b"\x01")
+        except (BrokenPipeError, ConnectionResetError):
+            self._stream_ended(line)
+
+    def _stream_ended(self, line: Lifeline) -> None:
+        self._epoll.unregister(line.stream)
+        del self._by_fd[line.stream.fileno()]
+        line.ended = True
+        if not line.token:
+            line.close()
+        elif line.pidfd < 0:
+            self._doubtful[line.token] = line
+
+    def _drop(self, line: Lifeline) -> None:
+        for fd in (line.stream.fileno(), line.pidfd):
+            if fd >= 0 and self._by_fd.pop(fd, None) is not None:
+                self._epoll.unregister(fd)
+        line.close()
+
+
+def _pidfd(stream: socket.socket, pid: int) -> int:
+    """A pidfd of the peer, -1 if there is none to be had (old kernel, other pid namespace)."""
+    try:
+        return stream.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+    except OSError:
+        pass
+    if pid <= 0:
+        return -1
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return -1

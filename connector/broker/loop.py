@@ -1,0 +1,160 @@
+"""The broker's one thread: poll, take frames in, apply, flush. Signals and deaths wake the same poller."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import zmq
+
+from connector.broker.config_schema import BrokerConfig
+from connector.broker.lifeline import Lifelines
+from connector.broker.outbox import Outbox
+from connector.broker.rundir import RunDir
+from connector.broker.service import Service
+from connector.broker.store import Store, reclaim
+from connector.core.endpoint import socket_path
+from connector.wire import messages as msg
+
+log = logging.getLogger("connector.broker")
+
+#: Frames taken in before answers are flushed.
+TURN = 256
+#: Seconds between two looks at a full pipe.
+RETRY = 0.02
+#: Longest sleep; a doubtful death is looked at again after it.
+LONGEST = 1.0
+
+
+class Broker:
+    """A running broker. `serve()` returns after SIGTERM, SIGINT or `stop()`."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.config = config
+        self.run_dir = RunDir(config.run_dir, config.group)
+        for path in reclaim(config.run_dir):
+            log.warning("removed what a dead broker left", extra={"facts": {"path": path}})
+        self.store = Store(self.run_dir, config.pool, config.block_limit)
+        self._context = zmq.Context()
+        self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        self._bind()
+        self.lifelines = Lifelines(self.run_dir, allow=frozenset({0, os.geteuid()}))
+        self.outbox = Outbox(self._router)
+        self.service = Service(config, self.store, self._queue, self._forget, self.lifelines.find, time.monotonic)
+        self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.lifelines.watch(self._wake_r)
+        self._stopping = False
+
+    def _bind(self) -> None:
+        router = self._router
+        router.set(zmq.ROUTER_MANDATORY, 1)
+        router.set(zmq.ROUTER_HANDOVER, 1)
+        router.set(zmq.LINGER, 0)
+        router.set(zmq.MAXMSGSIZE, self.config.max_request_bytes)
+        path = socket_path(self.config.run_dir)
+        router.bind(f"ipc://{path}")
+        self.run_dir.own(path)
+
+    # -- the loop -------------------------------------------------------------------------------
+
+    def serve(self, ready: Callable[[], None] | None = None) -> None:
+        """Serve until told to stop; then tell everybody, and remove arena and run directory."""
+        poller = zmq.Poller()
+        poller.register(self._router, zmq.POLLIN)
+        poller.register(self.lifelines.fileno(), zmq.POLLIN)
+        log.info(
+            "serving", extra={"facts": {"run_dir": self.config.run_dir, "pool": self.config.pool, "pid": os.getpid()}}
+        )
+        if ready is not None:
+            ready()
+        try:
+            while not self._stopping:
+                happened = dict(poller.poll(self._patience()))
+                self._turn(happened)
+        finally:
+            self._close()
+
+    def _patience(self) -> int:
+        """Milliseconds to the next thing that is due."""
+        deadline = self.service.directory.next_deadline()
+        wait = LONGEST if deadline is None else min(max(deadline - time.monotonic(), 0.0), LONGEST)
+        if self.outbox.blocked:
+            wait = min(wait, RETRY)
+        return int(wait * 1000) + (wait > 0)
+
+    def _turn(self, happened: dict[object, int]) -> None:
+        try:
+            if self._router in happened:
+                self._take_frames()
+            self._drain_wake()
+            for token, how in self.lifelines.poll():
+                self.service.died(token, how)
+            self.service.tick()
+            self.outbox.flush(self.service.acks())
+        except Exception:
+            # The loop's door: a bug must not take the node down, and must not be quiet.
+            log.exception("the broker's loop met a bug and goes on")
+
+    def _take_frames(self) -> None:
+        for _ in range(TURN):
+            try:
+                parts = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if len(parts) == 2:
+                self.service.frame(parts[0], parts[1])
+            else:
+                self.service.violations += 1
+
+    def _queue(self, token: bytes, message: msg.Message | None) -> None:
+        if message is None:
+            self.outbox.touch(token)
+        else:
+            self.outbox.put(token, message)
+
+    def _forget(self, token: bytes) -> None:
+        self.outbox.flush(self.service.acks(), [token])
+        self.outbox.forget(token)
+        self.lifelines.forget(token)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def install_signals(self) -> None:
+        """SIGTERM and SIGINT stop cleanly; they wake the poller through a pipe."""
+        signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self.stop())
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    def _drain_wake(self) -> None:
+        try:
+            os.read(self._wake_r, 512)
+        except BlockingIOError:
+            return
+
+    def _close(self) -> None:
+        log.info("stopping", extra={"facts": {"sessions": len(self.service.acks())}})
+        self.service.stop()
+        self._flush_for(self.config.stop_grace)
+        self._router.close(linger=int(self.config.stop_grace * 1000))
+        self._context.term()
+        self.lifelines.close()
+        self.store.remove()
+        self.run_dir.remove_contents()
+        signal.set_wakeup_fd(-1)
+        os.close(self._wake_r)
+        os.close(self._wake_w)
+        log.info("stopped")
+
+    def _flush_for(self, seconds: float) -> None:
+        """Give full pipes that long to drain; a stopped reader does not keep the broker."""
+        until = time.monotonic() + seconds
+        self.outbox.flush(self.service.acks())
+        while self.outbox.blocked and time.monotonic() < until:
+            self._router.poll(int(RETRY * 1000), zmq.POLLOUT)
+            self.outbox.flush(self.service.acks())

@@ -1,0 +1,60 @@
+"""The two segments, and the effects that touch them. Only the broker writes the table."""
+
+from __future__ import annotations
+
+import uuid as uuids
+
+from connector.arena import blocks, sweep
+from connector.arena.arena import Arena, create_arena
+from connector.arena.prefault import Prefault
+from connector.arena.table import Table
+from connector.broker.rundir import RunDir
+from connector.core.directory.effects import Effect, FreeEntry, RaiseCeiling, WriteEntry
+from connector.core.errors import ConnectorError
+
+
+class Store:
+    """TABLE and ARENA of this broker's life. Raises NoSpace, at creation, if the node has not the memory."""
+
+    def __init__(self, run_dir: RunDir, pool: int, entries: int) -> None:
+        self.uuid = uuids.uuid4().hex
+        self.epoch = 1
+        self.table = Table.create(
+            self.uuid, entries, pool, run_dir.path, self.epoch, mode=run_dir.file_mode, gid=run_dir.gid
+        )
+        try:
+            self.arena: Arena = create_arena(self.uuid, pool, self.epoch, run_dir.file_mode, run_dir.gid)
+        except ConnectorError:
+            self.table.unlink()
+            self.table.close()
+            raise
+        self.prefault = Prefault(self.arena.segment).start()
+
+    def perform(self, effect: Effect) -> bool:
+        """Apply an effect on shared memory, body before word; False if it is none of these."""
+        if isinstance(effect, WriteEntry):
+            blocks.clear_ready(self.arena, effect.handle.offset)
+            self.table.reserve(
+                effect.entry, effect.handle.offset, effect.length, effect.session, effect.handle.generation
+            )
+        elif isinstance(effect, FreeEntry):
+            self.table.set_free(effect.entry, effect.handle.generation)
+        elif isinstance(effect, RaiseCeiling):
+            self.table.raise_ceiling()
+        else:
+            return False
+        return True
+
+    def remove(self) -> None:
+        """Clean stop: both names go. Views in clients keep their pages until they die."""
+        self.prefault.stop()
+        self.arena.unlink()
+        self.table.unlink()
+        self.arena.close()
+        self.table.close()
+
+
+def reclaim(run_dir: str) -> list[str]:
+    """Remove what dead brokers of this run directory left, before anything is allocated; the paths removed."""
+    stale = [found for found in sweep.find() if found.verdict == "stale" and found.run_dir == run_dir]
+    return sweep.remove(stale) if stale else []

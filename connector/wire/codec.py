@@ -1,0 +1,88 @@
+"""Bytes to messages and back. Any bytes give an envelope or ProtocolViolation, nothing else.
+
+A frame is one msgpack array `[version, counter, [[code, field, …], …]]`. The counter is, from a client,
+the last notice that it has processed; from the broker, the count of numbered messages applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import msgpack
+
+from connector.core.errors import ConnectorError, ProtocolViolation
+from connector.wire.fields import MAX_WORD, BadField, error_fields
+from connector.wire.messages import BY_CODE, FIRST_BROKER_CODE, VERSION, Message
+
+#: Largest frame, unless the configuration says otherwise.
+MAX_FRAME = 8 << 20
+#: Most messages in one frame.
+MAX_MESSAGES = 10_000
+
+
+class Envelope(NamedTuple):
+    counter: int
+    messages: list[Message]
+
+
+def encode(counter: int, messages: Iterable[Message]) -> bytes:
+    """One frame. The messages are ours: a field that does not pack is a bug and raises TypeError."""
+    packed = msgpack.packb(
+        [VERSION, counter, [_fields(message) for message in messages]], use_bin_type=True, default=_default
+    )
+    assert isinstance(packed, bytes)
+    return packed
+
+
+def _fields(message: Message) -> list[Any]:
+    return [message.code, *[getattr(message, name) for name in message.__slots__]]
+
+
+def _default(value: Any) -> Any:
+    if isinstance(value, ConnectorError):
+        return error_fields(value)
+    raise TypeError(f"{type(value).__name__} does not travel")
+
+
+def decode(frame: bytes, from_broker: bool, max_frame: int = MAX_FRAME) -> Envelope:
+    """The envelope in a frame of the given direction; ProtocolViolation says what is wrong with it."""
+    if len(frame) > max_frame:
+        raise ProtocolViolation("the frame is too large", size=len(frame), limit=max_frame)
+    value = _unpack(frame)
+    if type(value) is not list or len(value) != 3 or type(value[0]) is not int:
+        raise ProtocolViolation("the frame is not an envelope", size=len(frame))
+    version, counter, raw = value
+    if version != VERSION:
+        raise ProtocolViolation("another version of the protocol", version=version, expected=VERSION)
+    if type(counter) is not int or not 0 <= counter <= MAX_WORD:
+        raise ProtocolViolation("the envelope's counter is no count", counter=repr(counter)[:40])
+    if type(raw) is not list or len(raw) > MAX_MESSAGES:
+        raise ProtocolViolation("the envelope's messages are not a list", limit=MAX_MESSAGES)
+    return Envelope(counter, [_message(item, from_broker) for item in raw])
+
+
+def _unpack(frame: bytes) -> Any:
+    try:
+        return msgpack.unpackb(frame, raw=False, strict_map_key=True, use_list=True)
+    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
+        raise ProtocolViolation(f"the frame is not msgpack: {error}", size=len(frame)) from None
+
+
+def _message(item: Any, from_broker: bool) -> Message:
+    if type(item) is not list or not item or type(item[0]) is not int:
+        raise ProtocolViolation("a message is not a list that begins with its code")
+    cls = BY_CODE.get(item[0])
+    if cls is None or (cls.code >= FIRST_BROKER_CODE) is not from_broker:
+        raise ProtocolViolation("no such message in this direction", code=item[0])
+    checks = cls.checks
+    if len(item) != len(checks) + 1:
+        raise ProtocolViolation("a message has another number of fields", kind=cls.__name__, fields=len(item) - 1)
+    values = []
+    for position, check in enumerate(checks):
+        try:
+            values.append(check(item[position + 1]))
+        except (BadField, UnicodeEncodeError) as error:
+            name = cls.__slots__[position]
+            raise ProtocolViolation(f"a field is wrong: {error}", kind=cls.__name__, field=name) from None
+    return cls(*values)

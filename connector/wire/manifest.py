@@ -1,0 +1,60 @@
+"""Manifests and block meta as bytes. They travel in messages and lie in the block itself.
+
+manifest: `[begin, end, [[key, dtype, [dim, …], offset, nbytes], …]]`, offsets from the block's data.
+meta:     `[[from_stage, to_stage, replica], [[rid, index, attempt, flags, readers, manifest, nbytes], …]]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+
+from connector.core.directory.events import Member
+from connector.core.errors import ProtocolViolation
+from connector.core.layout import Manifest, Slot
+from connector.core.names import MAX_DIMS, MAX_KEY_BYTES, MAX_KEYS, Edge
+from connector.wire import fields as f
+
+_SLOT = f.struct(
+    lambda key, dtype, shape, offset, nbytes: Slot(key, dtype, shape, offset, nbytes),
+    f.text(MAX_KEY_BYTES),
+    f.short(32),
+    f.many(f.WORD, MAX_DIMS),
+    f.WORD,
+    f.WORD,
+)
+_MANIFEST = f.struct(lambda begin, end, slots: Manifest(slots, begin, end), f.WORD, f.WORD, f.many(_SLOT, MAX_KEYS))
+_META = f.struct(lambda edge, members: (edge, members), f.EDGE, f.many(f.MEMBER, 100_000))
+
+
+def pack_manifest(manifest: Manifest) -> bytes:
+    slots = [[slot.key, slot.dtype, slot.shape, slot.offset, slot.nbytes] for slot in manifest.slots]
+    packed = msgpack.packb([manifest.begin, manifest.end, slots], use_bin_type=True)
+    assert isinstance(packed, bytes)
+    return packed
+
+
+def unpack_manifest(data: bytes) -> Manifest:
+    """A manifest of well-formed fields; whether they fit a block is layout.check's to say."""
+    manifest: Manifest = _read(data, _MANIFEST, "manifest")
+    return manifest
+
+
+def pack_meta(edge: Edge, members: Sequence[Member]) -> bytes:
+    packed = msgpack.packb([edge, members], use_bin_type=True)
+    assert isinstance(packed, bytes)
+    return packed
+
+
+def unpack_meta(data: bytes) -> tuple[Edge, tuple[Member, ...]]:
+    meta: tuple[Edge, tuple[Member, ...]] = _read(data, _META, "meta")
+    return meta
+
+
+def _read(data: bytes, check: f.Check, what: str) -> Any:
+    try:
+        return check(msgpack.unpackb(data, raw=False, strict_map_key=True))
+    except (f.BadField, ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
+        raise ProtocolViolation(f"the {what} is damaged: {error}", size=len(data)) from None
