@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -33,15 +34,21 @@ class Broker:
     """A running broker. `serve()` returns after SIGTERM, SIGINT or `stop()`."""
 
     def __init__(self, config: BrokerConfig) -> None:
+        """Raises BrokerRunning, BrokerLost, NoSpace; what was made until then is removed."""
         self.config = config
-        self.run_dir = RunDir(config.run_dir, config.group)
-        for path in reclaim(config.run_dir):
-            log.warning("removed what a dead broker left", extra={"facts": {"path": path}})
-        self.store = Store(self.run_dir, config.pool, config.block_limit)
-        self._context = zmq.Context()
-        self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
-        self._bind()
-        self.lifelines = Lifelines(self.run_dir, allow=frozenset({0, os.geteuid()}))
+        with contextlib.ExitStack() as undo:
+            self.run_dir = RunDir(config.run_dir, config.group)
+            undo.callback(self.run_dir.remove_contents)
+            for path in reclaim(config.run_dir):
+                log.warning("removed what a dead broker left", extra={"facts": {"path": path}})
+            self.store = Store(self.run_dir, config.pool, config.block_limit)
+            undo.callback(self.store.remove)
+            self._context = zmq.Context()
+            undo.callback(self._context.destroy, 0)
+            self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+            self._bind()
+            self.lifelines = Lifelines(self.run_dir, allow=frozenset({0, os.geteuid()}))
+            undo.pop_all()
         self.outbox = Outbox(self._router)
         self.service = Service(config, self.store, self._queue, self._forget, self.lifelines.find, time.monotonic)
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -129,7 +136,11 @@ class Broker:
             signal.signal(number, lambda *_: self.stop())
 
     def stop(self) -> None:
+        """Leave the loop after this turn. Any thread; call `wake` from another one."""
         self._stopping = True
+
+    def wake(self) -> None:
+        os.write(self._wake_w, b"!")
 
     def _drain_wake(self) -> None:
         try:

@@ -56,8 +56,10 @@ class Outbox:
         sent_any = False
         while queue or not sent_any:
             part = queue[:FRAME_MESSAGES]
+            # Only the last frame acknowledges: what was refused must be known before what was applied.
+            counter = ack if len(part) == len(queue) else 0
             try:
-                self._router.send_multipart([token, codec.encode(ack, part)], zmq.NOBLOCK)
+                self._router.send_multipart([token, codec.encode(counter, part)], zmq.NOBLOCK)
             except zmq.Again:
                 self.blocked.add(token)
                 return False

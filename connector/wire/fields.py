@@ -180,6 +180,6 @@ DESCRIPTOR = struct(
     number(0, 2**24),
     MANIFEST,
 )
-NOTICE = struct(Notice, WORD, RID, text(MAX_TEXT))
+NOTICE = struct(Notice, WORD, RID, text(MAX_TEXT), WORD)
 ERROR = struct(_error, short(64), text(MAX_TEXT), facts)
 BLOCK = struct(lambda handle, length: (handle, length), HANDLE, WORD)

@@ -28,11 +28,12 @@ class Descriptor(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """An abort, numbered."""
+    """An abort, numbered. `life`: the last life that there was; a later one is not meant."""
 
     number: int
     rid: str
     reason: str
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,10 @@ class Resynced(Event):
 
 @dataclass(frozen=True, slots=True)
 class Reserve(Event):
-    """Room is asked for. `ahead`: no payload waits for it; give what is free, never queue."""
+    """Room for one block of all `sizes` is asked for.
+
+    `ahead`: no payload waits for it; a block of each size is given while that is free, never queued.
+    """
 
     request: int
     edge: Edge

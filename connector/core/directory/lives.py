@@ -1,4 +1,4 @@
-"""Lives: one use of a rid, over all edges. Who is in it, how it ends, and what is remembered.
+"""Lives: one use of a rid, over all edges. Who is in it, and how it ends.
 
 A session is *bound* to a life from its first put or delivery until it finishes, aborts or goes.
 Its puts belong to that life, whatever other sessions do with the rid meanwhile.
@@ -6,10 +6,10 @@ Its puts belong to that life, whatever other sessions do with the rid meanwhile.
 
 from __future__ import annotations
 
-from connector.core.directory import delivery, releasing
-from connector.core.directory.effects import Done, Notice, StreamFailed
+from connector.core.directory import delivery, releasing, room, tombs, unclaimed
+from connector.core.directory.effects import Done, StreamFailed
 from connector.core.directory.events import Aborted, Began, Finished
-from connector.core.directory.objects import Life, PastLife, Presence, Session, Stream, Tombstone
+from connector.core.directory.objects import Life, Session, Stream
 from connector.core.directory.state import State
 from connector.core.errors import ConnectorError, RequestAborted, StreamGap
 from connector.core.names import Edge
@@ -24,32 +24,31 @@ def copy_of(error: ConnectorError) -> ConnectorError:
 
 
 def life_for_put(state: State, session: Session, edge: Edge, rid: str, seen: int) -> Life:
-    """The life that a put of this session belongs to; RequestAborted for a late one."""
-    bound = session.bound.get(rid)
-    if bound is not None:
-        return bound
-    refuse_late(state, session, edge, rid, seen)
-    past = session.past.pop(rid, None)
-    if past is not None:
-        return _reopen(state, rid, past)
+    """The life that a put of this session belongs to, maybe one that drained; RequestAborted for a late one."""
+    tombs.refuse_late(state, session, edge, rid, seen)
+    known = session.past.get(rid) or session.bound.get(rid)
+    if known is not None:
+        return known
     for life in reversed(state.lives.get(rid, ())):
         if session.id not in life.finished_by:
             return life
-    return open_life(state, rid)
+    return _unfinished(state, session, edge, rid) or open_life(state, rid)
 
 
-def refuse_late(state: State, session: Session, edge: Edge, rid: str, seen: int) -> None:
-    """A put that was made before its session heard of the rid's abort must not open a new life."""
-    tomb = state.tombstones.get(rid)
-    late = tomb is not None and tomb.aborted and seen < tomb.number
-    if not late and seen >= state.forgotten:
-        return
-    if not late and (rid in state.lives or rid in session.past):
-        return
-    session.late_puts += 1
-    state.counters["late_puts"] += 1
-    reason = tomb.reason if tomb is not None and late else "the session lags: this rid may be an aborted one"
-    raise RequestAborted("the request was aborted before this put arrived", rid=rid, edge=str(edge), reason=reason)
+def _unfinished(state: State, session: Session, edge: Edge, rid: str) -> Life | None:
+    """A life that drained, while others have not finished it: it goes on with this sender.
+
+    One that was read to its end on this very edge goes on only while a sender of it has not finished;
+    readers are done by their last release.
+    """
+    if rid in state.lives:
+        return None
+    found = {other.id: other.past[rid] for other in state.sessions.values() if rid in other.past}
+    life = max(found.values(), key=lambda past: past.number, default=None)
+    if life is None or session.id in life.finished_by:
+        return None
+    sending = any(past is life and other in life.senders for other, past in found.items())
+    return life if sending or edge not in life.counts else None
 
 
 def open_life(state: State, rid: str) -> Life:
@@ -59,16 +58,16 @@ def open_life(state: State, rid: str) -> Life:
     return life
 
 
-def _reopen(state: State, rid: str, past: PastLife) -> Life:
-    """A session goes on with a life that had drained: the same number, the same counts."""
-    lives = state.lives.setdefault(rid, [])
-    for life in lives:
-        if life.number == past.number:
-            return life
-    life = Life(rid, past.number, counts=dict(past.counts))
-    lives.append(life)
-    lives.sort(key=lambda other: other.number)
-    return life
+def join(state: State, session: Session, life: Life) -> None:
+    """The session puts to the life, which goes on if it had drained: the same number, the same counts."""
+    if life.over:
+        life.over = False
+        lives = state.lives.setdefault(life.rid, [])
+        lives.append(life)
+        lives.sort(key=lambda other: other.number)
+    life.senders.add(session.id)
+    if life.rid not in session.bound:
+        bind(session, life)
 
 
 def stream_of(state: State, life: Life, edge: Edge) -> Stream:
@@ -83,10 +82,19 @@ def stream_of(state: State, life: Life, edge: Edge) -> Stream:
 
 
 def bind(session: Session, life: Life) -> None:
+    """The session is in the life from now on. An older one that it has not finished is kept in mind."""
     if session.bound.get(life.rid) is not life:
         session.bound[life.rid] = life
         life.bound.add(session.id)
-        session.past.pop(life.rid, None)
+    if session.past.get(life.rid) is life:
+        del session.past[life.rid]
+
+
+def touched(session: Session, life: Life) -> None:
+    """The caller has something of this life: what it puts and finishes next is not of an older one."""
+    past = session.past.get(life.rid)
+    if past is not None and past.number < life.number:
+        del session.past[life.rid]
 
 
 def unbind(state: State, session: Session, rid: str) -> None:
@@ -108,13 +116,13 @@ def fail_stream(state: State, stream: Stream, error: ConnectorError) -> None:
         return
     stream.failure = error
     stream.failed_at = state.now
-    _open_unread(state, stream)
     state.tell("failed", stream.edge, stream.rid, stream.low, 0, type(error).__name__)
     state.log("warning", "stream failed", edge=str(stream.edge), rid=stream.rid, error=str(error))
     for writer in sorted(stream.writers):
         state.emit(StreamFailed(writer, stream.edge, -1, stream.rid, stream.life.number, error))
+    room.refuse_waiters(state, state.edge(stream.edge), stream.rid, error, stream.writers)
     delivery.touch(state, stream)
-    delivery.watch(state, stream)
+    unclaimed.watch(state, stream)
 
 
 def end_stream(state: State, stream: Stream) -> None:
@@ -132,17 +140,9 @@ def end_stream(state: State, stream: Stream) -> None:
             end=stream.end,
         )
         fail_stream(state, stream, error)
-    _open_unread(state, stream)
     delivery.touch(state, stream)
-    delivery.watch(state, stream)
+    unclaimed.watch(state, stream)
     settle(state, stream)
-
-
-def _open_unread(state: State, stream: Stream) -> None:
-    """A stream that ends before its first chunk: whoever subscribed must hear of it."""
-    if not stream.readers:
-        subscriptions = state.edge(stream.edge).subscriptions.values()
-        delivery.open_shares(state, stream, max((sub.readers for sub in subscriptions), default=1))
 
 
 def close_share(state: State, stream: Stream, reader: int) -> None:
@@ -195,71 +195,61 @@ def _remove_stream(state: State, stream: Stream) -> None:
 
 def end_life(state: State, life: Life) -> None:
     """All senders ended, all readers released: numbered, remembered until every session has passed."""
-    _bury(state, life, aborted=False, reason="finished")
+    _bury(state, life)
+    tombs.remember_end(state, life.rid)
     for number in sorted(life.bound):
         session = state.sessions.get(number)
         if session is None:
             continue
-        session.past[life.rid] = PastLife(life.number, dict(life.counts))
+        session.past[life.rid] = life
         while len(session.past) > state.settings.max_past:
             session.past.popitem(last=False)
         unbind(state, session, life.rid)
 
 
-def _bury(state: State, life: Life, aborted: bool, reason: str) -> None:
+def _bury(state: State, life: Life) -> None:
     life.over = True
     lives = state.lives.get(life.rid, [])
     if life in lives:
         lives.remove(life)
     if not lives:
         state.lives.pop(life.rid, None)
-    if not aborted:
-        state.number += 1
-        known = state.tombstones.get(life.rid)
-        if known is None or not known.aborted:
-            _remember(state, life.rid, Tombstone(state.number, False, reason))
-
-
-def _remember(state: State, rid: str, tomb: Tombstone) -> None:
-    state.tombstones[rid] = tomb
-    state.graves.append((tomb.number, rid))
-    while len(state.graves) > state.settings.max_tombstones:
-        number, old = state.graves.popleft()
-        gone = state.tombstones.get(old)
-        if gone is not None and gone.number == number:
-            del state.tombstones[old]
-            if gone.aborted:
-                state.forgotten = number
-
-
-def forget_passed(state: State) -> None:
-    """Tombstones go when every live session has passed them."""
-    passed = min((session.seen for session in state.sessions.values()), default=state.number)
-    while state.graves and state.graves[0][0] <= passed:
-        number, rid = state.graves.popleft()
-        tomb = state.tombstones.get(rid)
-        if tomb is not None and tomb.number == number:
-            del state.tombstones[rid]
 
 
 def began(state: State, event: Began) -> None:
     """The session starts a new life of the rid, whatever it did with it before."""
     session = state.session(event.session)
-    finish_for(state, session, event.rid)
+    tombs.clear(state, session, event.rid)
+    session.past.pop(event.rid, None)
+    for life in list(state.lives.get(event.rid, ())):
+        _finish_life(state, session, life)
     bind(session, open_life(state, event.rid))
 
 
 def finished(state: State, event: Finished) -> None:
-    finish_for(state, state.session(event.session), event.rid)
+    """End what the session sends of the rid; drop what it has not read. Unread payloads of others stay.
 
-
-def finish_for(state: State, session: Session, rid: str) -> None:
-    """End what the session sends of the rid; drop what it has not read. Unread payloads of others stay."""
-    life = session.bound.get(rid)
-    if life is None and session.past.pop(rid, None) is None:
-        life = next((life for life in state.lives.get(rid, ()) if session.id not in life.finished_by), None)
+    It means the life that the session is in, and all before it; a newer one whose payloads it was sent,
+    but did not touch, is not meant.
+    """
+    session, rid = state.session(event.session), event.rid
+    tombs.clear(state, session, rid)
+    lives = state.lives.get(rid, ())
+    life = session.past.pop(rid, None) or session.bound.get(rid)
+    if life is None:
+        life = next((life for life in lives if session.id not in life.finished_by), None)
     if life is None:
         return
+    life.finished_by.add(session.id)
+    for older in [other for other in lives if other.number <= life.number]:
+        _finish_life(state, session, older)
+    for subscription in session.subscriptions.values():
+        subscription.claims.discard(rid)
+    for edge, reader in session.subscriptions:
+        delivery.touch_rid(state, state.edge(edge), reader, rid)
+
+
+def _finish_life(state: State, session: Session, life: Life) -> None:
     life.finished_by.add(session.id)
     for stream in list(life.streams.values()):
         if session.id in stream.writers:
@@ -268,9 +258,8 @@ def finish_for(state: State, session: Session, rid: str) -> None:
         for (edge, reader), subscription in session.subscriptions.items():
             if edge == stream.edge and subscription.readers == stream.readers:
                 close_share(state, stream, reader)
-    unbind(state, session, rid)
-    for subscription in session.subscriptions.values():
-        subscription.claims.discard(rid)
+    if session.bound.get(life.rid) is life:
+        unbind(state, session, life.rid)
     if not life.over and not life.streams and not life.bound:
         end_life(state, life)
 
@@ -279,10 +268,8 @@ def aborted(state: State, event: Aborted) -> None:
     """Anyone ends the rid everywhere; reports what it freed."""
     freed = size = held = 0
     state.counters["aborts"] += 1
-    state.number += 1
-    tomb = Tombstone(state.number, True, event.reason)
     for life in list(state.lives.get(event.rid, ())):
-        _bury(state, life, aborted=True, reason=event.reason)
+        _bury(state, life)
         for stream in list(life.streams.values()):
             got = _abort_stream(state, stream, event.reason)
             freed, size, held = freed + got[0], size + got[1], held + got[2]
@@ -290,10 +277,10 @@ def aborted(state: State, event: Aborted) -> None:
         for number in sorted(life.bound):
             if number in state.sessions:
                 unbind(state, state.sessions[number], event.rid)
-    for session in state.sessions.values():
-        session.past.pop(event.rid, None)
-        _queue_notice(state, session, Notice(tomb.number, event.rid, event.reason))
-    _remember(state, event.rid, tomb)
+    error = RequestAborted("the request was aborted", rid=event.rid, reason=event.reason)
+    for edge in state.edges.values():
+        room.refuse_waiters(state, edge, event.rid, error)
+    tomb = tombs.remember_abort(state, event.rid, event.reason)
     state.log("info", "request aborted", rid=event.rid, reason=event.reason, payloads=freed, held=held)
     if event.request:
         facts = {"payloads": freed, "bytes": size, "held": held, "number": tomb.number}
@@ -314,17 +301,4 @@ def _abort_stream(state: State, stream: Stream, reason: str) -> tuple[int, int, 
         edge.streams.pop(stream.rid, None)
     for subscription in edge.subscriptions.values():
         subscription.claims.discard(stream.rid)
-        session = state.sessions[subscription.session]
-        for reader in range(stream.readers):
-            delivery.forget_takes(session, stream.edge, reader, stream.rid)
     return got
-
-
-def _queue_notice(state: State, session: Session, notice: Notice) -> None:
-    """Kept until the session has room to hear; too many are replaced by the word that some are lost."""
-    if session.presence is Presence.CLOSING:
-        return
-    session.notices.append(notice)
-    if len(session.notices) > state.settings.max_notices:
-        session.notices.popleft()
-        session.notices_lost = True

@@ -64,6 +64,8 @@ class Block:
     state: BlockState = BlockState.RESERVED
     #: Where its bytes count: the edge it was sealed on.
     edge: Edge | None = None
+    #: Where its bytes count until then: the edge it was reserved for.
+    meant: Edge | None = None
     data_offset: int = 0
     members: list[Chunk | None] = field(default_factory=list)
     #: (payload, reader) pairs not yet released; 0 frees a sealed block.
@@ -89,6 +91,8 @@ class Chunk:
     shares: list[ShareState]
     #: Session that holds share i, 0 while none does.
     holders: list[int]
+    #: Nobody is to get it any more: whoever holds it was told to drop it.
+    void: bool = False
 
 
 @dataclass(slots=True)
@@ -104,6 +108,8 @@ class Share:
     released_any: bool = False
     #: Indices below were delivered before, to a reader that died.
     redelivered_below: int = 0
+    #: When the last reader went without having read all.
+    left_at: float = 0.0
     #: Nothing more is wanted or due: all released, or finished, or the failure was told.
     closed: bool = False
     #: The reader knows the stream's END.
@@ -123,7 +129,7 @@ class Stream:
     shares: list[Share] = field(default_factory=list)
     #: Number of chunks, once known.
     end: int | None = None
-    #: Highest index seen + 1.
+    #: Highest index seen + 1; an END mark alone has the index of the count.
     high: int = 0
     #: Every index in [0, low) was put; `above` holds those put out of order. low < end means a gap.
     low: int = 0
@@ -142,7 +148,8 @@ class Stream:
 
     def note_put(self, index: int) -> None:
         self.high = max(self.high, index + 1)
-        self.above.add(index)
+        if index >= self.low:
+            self.above.add(index)
         while self.low in self.above:
             self.above.remove(self.low)
             self.low += 1
@@ -160,14 +167,10 @@ class Life:
     #: Sessions that put or were delivered something of it and have not finished.
     bound: set[int] = field(default_factory=set)
     finished_by: set[int] = field(default_factory=set)
+    #: Sessions that put something of it.
+    senders: set[int] = field(default_factory=set)
+    #: Nothing of it is left. A session that has not finished it may open it again by a put.
     over: bool = False
-
-
-class PastLife(NamedTuple):
-    """A life that ended while the session might still put to it: its number, and its streams' counts."""
-
-    number: int
-    counts: dict[Edge, int]
 
 
 class Tombstone(NamedTuple):
@@ -176,6 +179,8 @@ class Tombstone(NamedTuple):
     number: int
     aborted: bool
     reason: str
+    #: A later life of an aborted rid has ended since.
+    ended_since: bool = False
 
 
 @dataclass(slots=True)
@@ -203,6 +208,8 @@ class EdgeState:
     waiters: deque[RoomWaiter] = field(default_factory=deque)
     #: Bytes of sealed blocks.
     used: int = 0
+    #: Bytes of blocks reserved for it and not yet sealed.
+    reserved: int = 0
     payloads_sealed: int = 0
     payloads_released: int = 0
     bytes_sealed: int = 0
@@ -268,7 +275,11 @@ class Session:
     reserved_bytes: int = 0
     subscriptions: dict[tuple[Edge, int], Subscription] = field(default_factory=dict)
     bound: dict[str, Life] = field(default_factory=dict)
-    past: OrderedDict[str, PastLife] = field(default_factory=OrderedDict)
+    #: Lives that drained before the session finished them. One stays beside a newer bound life until the
+    #: caller has touched the newer one: until then puts and finish mean the older.
+    past: OrderedDict[str, Life] = field(default_factory=OrderedDict)
+    #: rid -> number of the abort after which the session finished or began it: its puts are no late ones.
+    cleared: dict[str, int] = field(default_factory=dict)
     told: dict[Hold, Told] = field(default_factory=dict)
     #: Blocks kept for a look (`show`), by hold with reader -1.
     inspecting: dict[Hold, Block] = field(default_factory=dict)

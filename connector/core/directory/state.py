@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from connector.core.allocator import Allocator
@@ -69,7 +69,12 @@ class Shelf:
 
     def after(self, serial: int, last: int) -> Iterator[Chunk]:
         """Chunks with `serial` < their serial <= `last`, ascending."""
-        for number in range((serial + 1) >> self.STEP, (last >> self.STEP) + 1):
+        low, high = (serial + 1) >> self.STEP, last >> self.STEP
+        numbers: Iterable[int] = range(low, high + 1)
+        if high - low > len(self._bins):
+            # Serials rise, and so do the bins: far apart payloads do not cost the way between them.
+            numbers = [number for number in self._bins if low <= number <= high]
+        for number in numbers:
             for found, chunk in self._bins.get(number, {}).items():
                 if serial < found <= last:
                     yield chunk
@@ -77,6 +82,9 @@ class Shelf:
 
 class State:
     """Everything the directory knows. Only the modules beside this one change it."""
+
+    #: Timers that are never looked through.
+    TIMERS = 1024
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -99,6 +107,8 @@ class State:
         self.serial = 0
         self.shelf = Shelf()
         self.timers: list[Timer] = []
+        #: So many timers, and those whose subject is gone are thrown out.
+        self._timers_limit = self.TIMERS
         self._order = 0
         self.reserved_bytes = 0
         self.last_progress = 0.0
@@ -137,6 +147,23 @@ class State:
 
     def arm(self, due: float, kind: str, subject: tuple[int, int] | Stream | None = None) -> None:
         heapq.heappush(self.timers, Timer(due, self.order(), kind, subject))
+        if len(self.timers) > self._timers_limit:
+            self.timers = [timer for timer in self.timers if self._is_live(timer)]
+            heapq.heapify(self.timers)
+            self._timers_limit = max(self.TIMERS, 2 * len(self.timers))
+
+    def _is_live(self, timer: Timer) -> bool:
+        """Whether anything is left that the timer could be about."""
+        if isinstance(timer.subject, Stream):
+            stream = timer.subject
+            return not stream.life.over and stream.life.streams.get(stream.edge) is stream
+        if timer.subject is None:
+            return True
+        number, request = timer.subject
+        session = self.sessions.get(number)
+        if session is None:
+            return False
+        return request in (session.takes if timer.kind == "take" else session.rooms)
 
     def edge(self, edge: Edge) -> EdgeState:
         found = self.edges.get(edge)

@@ -1,0 +1,135 @@
+"""A block's header: written by the writer, sealed by one store, read on a private copy.
+
+     +0   ready word  u64   0 while reserved; the block's generation once sealed (stored last)
+     +8   magic       u32   "TCB1"
+     +12  flags       u32
+     +16  generation  u64
+     +24  session     u64
+     +32  meta_bytes  u32   length of the meta that follows the header
+     +36  members     u32   payloads in this block
+     +40  data_offset u64   from the block's start to the data, a multiple of 64
+     +48  data_bytes  u64
+     +56  crc32       u32   of bytes +8 ... +56 and the meta
+     +60  reserved    u32   0
+     +64  meta
+     ...  data              the tensors, each aligned to 64
+
+Offsets count from the segment's start, in bytes. The broker clears the ready word when it
+reserves; the writer writes data, header and meta, then seals, and never writes there again.
+Order between processes: the stores are in this order on x86-64; elsewhere a reader hears of
+the block through a socket, which orders them, and a recovering broker checks the checksum.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import NamedTuple
+
+from connector.arena.arena import Arena
+from connector.core.errors import Broken, InvariantBroken
+from connector.core.layout import ALIGN, align_up
+
+HEADER = 64
+MAGIC = int.from_bytes(b"TCB1", "little")
+#: magic, flags, generation, session, meta_bytes, members, data_offset, data_bytes, crc32, reserved.
+_FIELDS = struct.Struct("<IIQQIIQQII")
+#: Bytes of the fields that the checksum covers: those at +8 ... +56.
+_SUMMED = 48
+
+
+class BlockHeader(NamedTuple):
+    """A checked header: data stands at block + data_offset, data_bytes long; meta is a private copy."""
+
+    generation: int
+    flags: int
+    session: int
+    members: int
+    data_offset: int
+    data_bytes: int
+    meta: bytes
+
+
+def header_bytes(meta_len: int) -> int:
+    """Where data begins in a block with `meta_len` bytes of meta: a multiple of 64."""
+    return align_up(HEADER + meta_len)
+
+
+def write_header(
+    arena: Arena,
+    offset: int,
+    generation: int,
+    session: int,
+    flags: int,
+    meta: bytes,
+    members: int,
+    data_offset: int,
+    data_bytes: int,
+) -> None:
+    """Everything but the ready word of the block at `offset`. InvariantBroken: it does not fit the arena."""
+    _check_block(arena, offset, data_offset + data_bytes)
+    if data_offset % ALIGN or HEADER + len(meta) > data_offset:
+        raise InvariantBroken("a block's meta reaches into its data", size=len(meta), data_offset=data_offset)
+    fields = (MAGIC, flags, generation, session, len(meta), members, data_offset, data_bytes)
+    summed = _FIELDS.pack(*fields, 0, 0)[:_SUMMED]
+    crc = zlib.crc32(meta, zlib.crc32(summed))
+    buf = arena.segment.buf
+    buf[offset + 8 : offset + HEADER] = _FIELDS.pack(*fields, crc, 0)
+    buf[offset + HEADER : offset + HEADER + len(meta)] = meta
+
+
+def seal(arena: Arena, offset: int, generation: int) -> None:
+    """The one store that makes the payload exist. Data and header come before it."""
+    if generation <= 0:
+        raise InvariantBroken("a generation is out of range", generation=generation)
+    arena.segment.words[offset >> 3] = generation
+
+
+def clear_ready(arena: Arena, offset: int) -> None:
+    """The broker's, at reserve and before the table says so: what stood here is no payload any more."""
+    _check_block(arena, offset, HEADER)
+    arena.segment.words[offset >> 3] = 0
+
+
+def is_ready(arena: Arena, offset: int, generation: int) -> bool:
+    """True if the block at `offset` was sealed as `generation`. False for an offset outside of the data."""
+    if offset % ALIGN or not arena.data_begin <= offset <= arena.end - HEADER or generation <= 0:
+        return False
+    return bool(arena.segment.words[offset >> 3] == generation)
+
+
+def read_header(arena: Arena, offset: int, length: int, generation: int) -> BlockHeader:
+    """The sealed header of a block of `length` bytes at `offset`, all of it checked on a private copy.
+
+    Raises Broken with offset, generation and `check`: bounds, ready, magic, generation, fields, checksum.
+    """
+    if offset % ALIGN or offset < arena.data_begin or length < HEADER or offset + length > arena.end:
+        raise _broken("bounds", offset, generation, length=length)
+    copy = bytes(arena.segment.buf[offset : offset + HEADER])
+    if generation <= 0 or int.from_bytes(copy[:8], "little") != generation:
+        raise _broken("ready", offset, generation, found=int.from_bytes(copy[:8], "little"))
+    magic, flags, named, session, meta_len, members, data_offset, data_bytes, crc, _ = _FIELDS.unpack_from(copy, 8)
+    if magic != MAGIC:
+        raise _broken("magic", offset, generation, found=magic)
+    if named != generation:
+        raise _broken("generation", offset, generation, found=named)
+    # Bounds before the meta is read: a damaged length must not reach outside of the block.
+    if data_offset % ALIGN or HEADER + meta_len > data_offset or data_offset + data_bytes > length:
+        raise _broken("fields", offset, generation, length=length, data_offset=data_offset, data_bytes=data_bytes)
+    meta = bytes(arena.segment.buf[offset + HEADER : offset + HEADER + meta_len])
+    if zlib.crc32(meta, zlib.crc32(copy[8 : 8 + _SUMMED])) != crc:
+        raise _broken("checksum", offset, generation, found=crc)
+    return BlockHeader(generation, flags, session, members, data_offset, data_bytes, meta)
+
+
+def _check_block(arena: Arena, offset: int, length: int) -> None:
+    if offset % ALIGN or offset < arena.data_begin or length < HEADER or offset + length > arena.end:
+        raise InvariantBroken(
+            "a block is not aligned, or not inside the arena", offset=offset, length=length, limit=arena.end
+        )
+
+
+def _broken(check: str, offset: int, generation: int, **facts: int) -> Broken:
+    return Broken(
+        f"a block's header failed its check: {check}", check=check, offset=offset, generation=generation, **facts
+    )

@@ -1,0 +1,197 @@
+"""Tensors in and out of blocks: one copy in, none out. The only torch file for the host.
+
+A copy in goes from the source straight into the slot. Views out are built from the mapping's
+address over one window per payload; torch keeps the window, the window keeps the mapping, and
+the window's end is the payload's release.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+
+import torch
+
+from connector.arena.arena import Arena
+from connector.core.errors import InvalidPayload, InvariantBroken, UnsupportedTensor
+from connector.core.layout import Manifest
+from connector.core.specs import DTYPE_BITS, TensorSpec, check_specs, measure
+
+#: From here on a copy gives the GIL back; below, taking it again costs more than the copy.
+HELD_BELOW = 64 << 10
+
+_memmove_held = ctypes.PyDLL(None).memmove
+_memmove_held.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_memmove_held.restype = ctypes.c_void_p
+
+#: Dtypes that this torch has and the connector carries, both ways.
+_NAMES: dict[torch.dtype, str] = {
+    found: name
+    for found in vars(torch).values()
+    if isinstance(found, torch.dtype) and (name := str(found).removeprefix("torch.")) in DTYPE_BITS
+}
+_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in _NAMES.items()}
+
+_INTEGERS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+#: An integer dtype of the same size: its copy kernel exists, and takes the bits as they are. complex128 has none.
+_AS_BITS: dict[torch.dtype, torch.dtype] = {
+    dtype: _INTEGERS.get(DTYPE_BITS[name], dtype) for dtype, name in _NAMES.items()
+}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def dtype_named(name: str, key: str = "") -> torch.dtype:
+    """torch's dtype for a spec's dtype. UnsupportedTensor: this torch has none of the name."""
+    dtype = _DTYPES.get(name)
+    if dtype is None:
+        raise UnsupportedTensor(f"torch {torch.__version__} has no such dtype", key=key, dtype=name)
+    return dtype
+
+
+def spec_of(key: str, tensor: object) -> TensorSpec:
+    """Key, dtype and shape of a tensor that can be carried; nothing is read but its description.
+
+    InvalidPayload: no Tensor, or no valid key. UnsupportedTensor, with key, dtype and layout: sparse,
+    mkldnn, nested, quantised, meta, fake, lazy, functorch-wrapped, or a subclass that dispatches
+    itself. Parameters, plain subclasses, conj and neg views, scalars and empty tensors pass.
+    """
+    spec = _described(key, tensor)
+    measure(*spec)
+    return spec
+
+
+def _described(key: str, tensor: object) -> TensorSpec:
+    """spec_of without the checks of key and shape, which check_specs makes for a whole payload."""
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidPayload(f"a payload's values are Tensors, not {type(tensor).__name__}", key=_told(key))
+    if type(tensor) not in _PLAIN:
+        tensor = _stripped(key, tensor)
+    dtype = _NAMES.get(tensor.dtype)
+    if dtype is None or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+        raise _unsupported(key, tensor, "this dtype, layout or device is not carried")
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise _unsupported(key, tensor, "a tensor inside a functorch transform has no bytes of its own")
+    return TensorSpec(key, dtype, tuple(tensor.shape))
+
+
+def specs_of(payload: object) -> list[TensorSpec]:
+    """Specs of a whole payload, in its order. InvalidPayload: no mapping of str to Tensor; otherwise as spec_of,
+    and PayloadTooLarge above what any pool could hold."""
+    if not isinstance(payload, Mapping):
+        raise InvalidPayload(f"a payload is a dict[str, Tensor], not {type(payload).__name__}")
+    specs = [_described(key, tensor) for key, tensor in payload.items()]
+    check_specs(specs)
+    return specs
+
+
+def copy_in(arena: Arena, position: int, tensor: torch.Tensor, nbytes: int) -> None:
+    """Copies a tensor's logical values, row-major, to `position` (bytes from the segment's start).
+
+    `nbytes` is its spec's; the tensor passed spec_of. Above 64 KiB the GIL is free meanwhile; a
+    device tensor has arrived when this returns. InvalidPayload: it has another size
+    now, or no storage.
+    InvariantBroken: the slot lies outside of the arena's data.
+    """
+    if type(tensor) not in _PLAIN:
+        tensor = _stripped("", tensor)
+    if tensor.nbytes != nbytes:
+        raise InvalidPayload("a tensor changed its size while it was put", size=tensor.nbytes, expected=nbytes)
+    if position < arena.data_begin or position + nbytes > arena.end or arena.readonly:
+        raise InvariantBroken(
+            "a slot lies outside of the arena, or the mapping is read-only", offset=position, size=nbytes
+        )
+    if nbytes == 0:
+        return
+    if not (pointer := tensor.data_ptr()):
+        raise InvalidPayload("a tensor's storage was freed", size=nbytes)
+    bent = tensor.is_conj() or tensor.is_neg()
+    if tensor.is_cpu and not bent and tensor.is_contiguous():
+        move = _memmove_held if nbytes < HELD_BELOW else ctypes.memmove
+        move(arena.segment.address + position, pointer, nbytes)
+        return
+    source = tensor.detach()
+    # Through integers no kernel is missing and no bit is touched; a conj or neg view is values that only its
+    # own dtype's kernel can make.
+    as_bits = source.dtype if bent else _AS_BITS[source.dtype]
+    if as_bits is not source.dtype:
+        source = source.view(as_bits)
+    window = arena.segment.mapping.window()
+    flat = torch.frombuffer(window, dtype=as_bits, count=source.numel(), offset=position)
+    flat.view(source.shape).copy_(source)
+
+
+def views(
+    arena: Arena, base: int, manifest: Manifest, on_release: Callable[[], object], readonly: bool = False
+) -> dict[str, torch.Tensor]:
+    """A payload's tensors on the mapping itself, without a copy; `base`: where its block's data begins in the segment.
+
+    `on_release` is called exactly once, by whichever thread drops the last tensor (or view of one) that
+    has bytes; at once, before this returns, if the payload has no bytes. It runs inside the collector:
+    it must take no lock, log nothing, send nothing. The tensors keep the mapping through close().
+    `manifest` passed layout.check; `readonly` insists on a mapping that faults on writes. On an error
+    on_release is not called: InvariantBroken (slot outside of the arena), UnsupportedTensor (dtype).
+    """
+    begin, end = base + manifest.begin, base + manifest.end
+    if begin < arena.data_begin or end > arena.end or readonly and not arena.readonly:
+        raise InvariantBroken("a payload lies outside of the arena, or the mapping is writable", offset=begin, size=end)
+    window = None
+    tensors: dict[str, torch.Tensor] = {}
+    for key, name, shape, offset, nbytes in manifest.slots:
+        dtype = dtype_named(name, key)
+        if nbytes == 0:
+            # As integers: torch warns where it makes a complex32. The device, for those who set another default.
+            tensors[key] = torch.empty(shape, dtype=_AS_BITS[dtype], device="cpu").view(dtype)
+            continue
+        if not manifest.begin <= offset <= manifest.end - nbytes:
+            raise InvariantBroken("a slot lies outside of its payload", key=key, offset=offset, size=nbytes)
+        if window is None:
+            window = arena.segment.mapping.window()
+        flat = torch.frombuffer(window, dtype=dtype, count=nbytes // dtype.itemsize, offset=base + offset)
+        tensors[key] = flat if len(shape) == 1 else flat.view(shape)
+    if window is None:
+        on_release()
+    else:
+        # Last, so that a failure above leaves the release with the caller.
+        window.on_release = on_release
+    return tensors
+
+
+def owned(payload: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies that belong to the caller and pin no block; bits, dtypes and shapes stay."""
+    return {key: _clone(tensor) for key, tensor in payload.items()}
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    as_bits = _AS_BITS.get(tensor.dtype, tensor.dtype)
+    if as_bits is tensor.dtype or tensor.is_conj() or tensor.is_neg():
+        return tensor.clone()
+    return tensor.view(as_bits).clone().view(tensor.dtype)
+
+
+def _stripped(key: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A subclass's tensor as a plain one, so that no __torch_function__ of its runs here.
+
+    UnsupportedTensor if the subclass dispatches itself (its bytes are not what it shows) or is lazy.
+    """
+    kind = type(tensor)
+    with torch._C.DisableTorchFunctionSubclass():
+        if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            raise _unsupported(key, tensor, f"a {kind.__name__} dispatches itself: hand over its plain tensors")
+        if torch.nn.parameter.is_lazy(tensor):
+            raise _unsupported(key, tensor, f"a {kind.__name__} has no values yet")
+        return tensor.as_subclass(torch.Tensor)
+
+
+def _unsupported(key: str, tensor: torch.Tensor, message: str) -> UnsupportedTensor:
+    layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+    return UnsupportedTensor(
+        message,
+        key=_told(key),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        layout=layout,
+        device=str(tensor.device),
+    )
+
+
+def _told(key: object) -> str:
+    return key if isinstance(key, str) else repr(key)[:80]

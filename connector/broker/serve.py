@@ -1,0 +1,46 @@
+"""Start a broker and serve: the body of `connector serve` and of an embedded broker."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable
+
+from connector.broker import logs
+from connector.broker.config_schema import BrokerConfig
+from connector.broker.loop import Broker
+
+
+def run(config: BrokerConfig, *, owner: int = 0, ready: Callable[[], None] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, or until the process `owner` has ended (0: nobody's).
+
+    Raises BrokerRunning, NoSpace, BrokerLost or ConfigError if it cannot start; nothing is left then.
+    """
+    logs.set_up(config.log_level, config.log_format)
+    broker = Broker(config)
+    broker.install_signals()
+    if owner:
+        _end_with(owner, broker)
+    broker.serve(ready)
+
+
+def _end_with(owner: int, broker: Broker) -> None:
+    """Stop the broker when its owner's process ends, by whatever death."""
+    try:
+        pidfd = os.pidfd_open(owner)
+    except ProcessLookupError:
+        broker.stop()
+        return
+    if os.getppid() != owner:
+        # The owner died before its pidfd was opened: the pid may be someone else's by now.
+        os.close(pidfd)
+        broker.stop()
+        return
+
+    def wait() -> None:
+        select.select([pidfd], [], [])
+        broker.stop()
+        broker.wake()
+
+    threading.Thread(target=wait, name="connector-owner", daemon=True).start()

@@ -1,0 +1,108 @@
+"""Blocks reserved ahead, by size class, so that a put needs no round trip.
+
+A class that was missed is asked for in growing numbers; one that is not used any more goes back. The
+broker caps it all and recalls it when someone waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from connector.arena.arena import Arena
+from connector.core.names import Handle
+
+#: Most blocks of one class reserved ahead.
+MOST_AHEAD = 32
+#: Seconds without use after which a class's blocks go back.
+IDLE = 5.0
+#: Up to here classes are a quarter of a power of two apart, above a sixteenth.
+FINE_FROM = 1 << 20
+SMALLEST = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedBlock:
+    """Room that this session may write: byte offset and length in `arena`."""
+
+    arena: Arena
+    handle: Handle
+    length: int
+
+
+@dataclass(slots=True)
+class _Shelf:
+    blocks: deque[ReservedBlock] = field(default_factory=deque)
+    want: int = 0
+    asked: int = 0
+    used: float = 0.0
+
+
+def size_class(size: int) -> int:
+    """The class that holds `size` bytes: at most a quarter larger, at most 1/16 above 1 MiB."""
+    if size <= SMALLEST:
+        return SMALLEST
+    steps = 2 if size <= FINE_FROM else 4
+    step = 1 << max((size - 1).bit_length() - 1 - steps, 6)
+    return -(-size // step) * step
+
+
+class BlockCache:
+    """Reserved and unused blocks. The session's lock guards it."""
+
+    def __init__(self) -> None:
+        self._shelves: dict[int, _Shelf] = {}
+        #: Bytes that the broker lets one session reserve ahead.
+        self.limit = 0
+        self.bytes = 0
+
+    def pop(self, size: int, now: float) -> ReservedBlock | None:
+        """A block of the class, if one is at hand; a miss makes the class want more."""
+        shelf = self._shelves.setdefault(size, _Shelf())
+        shelf.used = now
+        if shelf.blocks:
+            block = shelf.blocks.popleft()
+            self.bytes -= block.length
+            return block
+        shelf.want = min(max(2 * shelf.want, 2), MOST_AHEAD)
+        return None
+
+    def to_ask(self, size: int) -> int:
+        """How many to ask for now, after a pop: half of what is wanted may be missing."""
+        shelf = self._shelves[size]
+        room = (self.limit // 2 - self.bytes) // size if self.limit else 0
+        missing = shelf.want - len(shelf.blocks) - shelf.asked
+        if missing < max(shelf.want // 2, 1) or room <= 0:
+            return 0
+        count = min(missing, room)
+        shelf.asked += count
+        return count
+
+    def add(self, size: int, asked: int, blocks: list[ReservedBlock]) -> None:
+        """The answer to a reservation ahead; fewer than asked means that there is no room to spare."""
+        shelf = self._shelves.setdefault(size, _Shelf())
+        shelf.asked = max(shelf.asked - asked, 0)
+        shelf.blocks.extend(blocks)
+        self.bytes += sum(block.length for block in blocks)
+        if len(blocks) < asked:
+            shelf.want = max(shelf.want // 2, 1)
+
+    def take_all(self) -> list[ReservedBlock]:
+        """Everything, to be given back: someone waits for room, or the session ends."""
+        blocks = [block for shelf in self._shelves.values() for block in shelf.blocks]
+        self._shelves.clear()
+        self.bytes = 0
+        return blocks
+
+    def take_idle(self, now: float) -> list[ReservedBlock]:
+        """Blocks of classes that were not used lately."""
+        idle = [size for size, shelf in self._shelves.items() if now - shelf.used >= IDLE and not shelf.asked]
+        blocks = [block for size in idle for block in self._shelves.pop(size).blocks]
+        self.bytes -= sum(block.length for block in blocks)
+        return blocks
+
+    def handles(self) -> list[Handle]:
+        return [block.handle for shelf in self._shelves.values() for block in shelf.blocks]
+
+    def next_idle(self) -> float | None:
+        return min((shelf.used + IDLE for shelf in self._shelves.values()), default=None)

@@ -1,0 +1,74 @@
+"""`connect`: from an endpoint, or an embedded broker, to a node."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any
+
+from connector.client.embedded import EmbeddedBroker
+from connector.client.link import Link
+from connector.client.node import Node, open_link
+from connector.client.resolve import resolve
+from connector.core.errors import ConnectorError
+
+if TYPE_CHECKING:
+    from connector.client.aio import AsyncNode
+
+#: Seconds to wait for a broker that is not there yet.
+CONNECT_TIMEOUT = 5.0
+
+
+def _link(
+    stage: str, endpoint: str | None, embedded: bool, timeout: float, readonly: bool | None, broker: dict[str, Any]
+) -> tuple[Link, EmbeddedBroker | None]:
+    if broker and not embedded:
+        raise TypeError(f"broker settings need embedded=True: {', '.join(sorted(broker))}")
+    if readonly is None:
+        readonly = os.environ.get("CONNECTOR_READONLY_TAKES", "") == "1"
+    if not embedded:
+        run_dir, source = resolve(endpoint)
+        return open_link(stage, run_dir, source, timeout, readonly), None
+    private = EmbeddedBroker(broker)
+    try:
+        return open_link(stage, private.run_dir, "embedded", timeout, readonly), private
+    except ConnectorError:
+        private.end(0.0)
+        raise
+
+
+def connect(
+    *,
+    stage: str,
+    endpoint: str | None = None,
+    embedded: bool = False,
+    timeout: float = CONNECT_TIMEOUT,
+    readonly: bool | None = None,
+    **broker: Any,
+) -> Node:
+    """Join the broker of this node as `stage`.
+
+    The broker is found by `endpoint` (its run directory), else $CONNECTOR_ENDPOINT, else the configuration
+    file, else the default. `embedded`: start a private broker that ends with this process; further keywords
+    are then its settings (`pool="256MiB"`). `readonly`: map takes without write access (a debugging aid; default
+    from $CONNECTOR_READONLY_TAKES). Raises BrokerLost with the path tried, ConfigError, NoSpace (embedded).
+    """
+    link, private = _link(stage, endpoint, embedded, timeout, readonly, broker)
+    return Node(link, private)
+
+
+async def connect_async(
+    *,
+    stage: str,
+    endpoint: str | None = None,
+    embedded: bool = False,
+    timeout: float = CONNECT_TIMEOUT,
+    readonly: bool | None = None,
+    **broker: Any,
+) -> AsyncNode:
+    """As connect, for asyncio."""
+    from connector.client.aio import AsyncNode
+
+    loop = asyncio.get_running_loop()
+    link, private = await loop.run_in_executor(None, _link, stage, endpoint, embedded, timeout, readonly, broker)
+    return AsyncNode(link, private)

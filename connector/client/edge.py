@@ -1,0 +1,237 @@
+"""An edge as one node uses it: put on it, take from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from connector.client import reading, writing
+from connector.client.inbox import Channel, Taken
+from connector.client.outgoing import Ticket
+from connector.client.payload import Payload
+from connector.client.reading import Polled
+from connector.client.session import Session
+from connector.client.verbs import Verb, run
+from connector.client.writing import Item
+from connector.core import names
+from connector.core.directory.events import Flags
+from connector.core.errors import InvalidPayload
+from connector.core.names import Edge as EdgeName
+
+if TYPE_CHECKING:
+    import torch
+
+    from connector.client.node import NodeBase
+
+#: Seconds that a take waits if its caller names no time-out.
+TAKE_TIMEOUT = 30.0
+
+
+class EdgeVerbs:
+    """Verbs as generators, shared by the blocking and the asyncio edge."""
+
+    def __init__(self, node: NodeBase, name: EdgeName, reader: int, readers: int, resume: bool) -> None:
+        self._node = node
+        self.name = name
+        self.readers = readers
+        self.channel = node.channel(name, reader, readers, resume)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+    @property
+    def _session(self) -> Session:
+        return self._node.session
+
+    def _put(
+        self,
+        rid: str,
+        payload: Mapping[str, torch.Tensor],
+        index: int | None,
+        last: bool | None,
+        attempt: int,
+        readers: int | None,
+        timeout: float | None,
+    ) -> Verb[Ticket]:
+        if index is not None:
+            names.check_number(index, "index", names.MAX_INDEX)
+        # Without index and `last` it is a full payload: a stream of one chunk.
+        ends = (index is None) if last is None else bool(last)
+        item = self._item(rid, payload, index, Flags.LAST if ends else 0, attempt, readers)
+        tickets = yield from writing.put_step(self._session, self.name, [item], self._put_timeout(timeout))
+        return tickets[0]
+
+    def _item(
+        self,
+        rid: str,
+        payload: Mapping[str, torch.Tensor],
+        index: int | None,
+        flags: int,
+        attempt: int,
+        readers: int | None,
+    ) -> Item:
+        self._node.check_usable()
+        names.check_rid(rid)
+        names.check_number(attempt, "attempt", names.MAX_INDEX)
+        count = self.readers if readers is None else names.check_number(readers, "readers", names.MAX_READERS, 1)
+        return Item(rid, payload, index, flags, attempt, count)
+
+    def _put_many(
+        self,
+        payloads: Mapping[str, Mapping[str, torch.Tensor]],
+        last: Iterable[str] | bool,
+        readers: int | None,
+        timeout: float | None,
+    ) -> Verb[dict[str, Ticket]]:
+        if not isinstance(payloads, Mapping):
+            raise InvalidPayload(f"put_many takes a dict of rid to payload, not {type(payloads).__name__}")
+        ends = set(payloads) if last is True else set() if last is False else set(last)
+        if ends - set(payloads):
+            raise InvalidPayload("`last` names a rid that is not in the step", rid=min(ends - set(payloads)))
+        items = [
+            self._item(rid, payload, None, Flags.LAST if rid in ends else 0, 0, readers)
+            for rid, payload in payloads.items()
+        ]
+        if not items:
+            return {}
+        tickets = yield from writing.put_step(self._session, self.name, items, self._put_timeout(timeout))
+        return {ticket.rid: ticket for ticket in tickets}
+
+    def _end(self, rid: str, timeout: float | None) -> Verb[Ticket]:
+        item = self._item(rid, {}, None, Flags.END_ONLY, 0, None)
+        tickets = yield from writing.put_step(self._session, self.name, [item], self._put_timeout(timeout))
+        return tickets[0]
+
+    def _take(self, rid: str, timeout: float, copy: bool | None) -> Verb[Payload]:
+        self._check_take(rid, timeout)
+        taken = yield from reading.next_taken(self._session, self.channel, rid, timeout, stream=False)
+        return reading.opened(self._session, self.channel, taken, copy)
+
+    def _next(self, rid: str, timeout: float, copy: bool | None) -> Verb[tuple[Payload | None, bool]]:
+        """A stream's next payload (None at a bare END), and whether it has ended."""
+        self._check_take(rid, timeout)
+        taken: Taken = yield from reading.next_taken(self._session, self.channel, rid, timeout, stream=True)
+        if taken.arrived is None:
+            return None, True
+        return reading.opened(self._session, self.channel, taken, copy), taken.ends
+
+    def _subscribe(self, push: bool) -> Verb[None]:
+        self._node.check_usable()
+        yield from reading.subscribe(self._session, self.channel, push)
+
+    def _poll(self, copy: bool | None) -> Verb[Polled]:
+        yield from self._subscribe(push=True)
+        return reading.polled(self._session, self.channel, copy)
+
+    def _wait(self, timeout: float) -> Verb[bool]:
+        check_timeout(timeout)
+        yield from self._subscribe(push=True)
+        session = self._session
+        with session.lock:
+            session.must_be_open()
+            if self.channel.fresh:
+                return True
+            request = session.wait_here(timeout, False)
+            self.channel.poll_waits.append(request.number)
+        session.wake()
+        try:
+            came: bool = yield request.future
+        finally:
+            with session.lock:
+                session.cancel(request)
+                if request.number in self.channel.poll_waits:
+                    self.channel.poll_waits.remove(request.number)
+        return came
+
+    def _check_take(self, rid: str, timeout: float) -> None:
+        self._node.check_usable()
+        names.check_rid(rid)
+        check_timeout(timeout)
+
+    def _put_timeout(self, timeout: float | None) -> float:
+        if timeout is None:
+            return float(self._session.limits.get("put_timeout", 30.0))
+        return check_timeout(timeout)
+
+
+class Edge(EdgeVerbs):
+    """A directed connection between two stages. Threads may share it; see the table of errors in docs/errors.md.
+
+    `put` and its like copy once, straight into shared memory, and return a ticket; `take` and its like give
+    views on it. Raised everywhere: ClientClosed, ForkedClient, BrokerLost, BrokerStopping.
+    """
+
+    def put(
+        self,
+        rid: str,
+        payload: Mapping[str, torch.Tensor],
+        *,
+        index: int | None = None,
+        last: bool | None = None,
+        attempt: int = 0,
+        readers: int | None = None,
+        timeout: float | None = None,
+    ) -> Ticket:
+        """Hand over a payload: `dict[str, Tensor]`, strictly, `{}` included.
+
+        Alone it is a full payload: a stream of one chunk. With `last=False` (and then `last=True`) or an `index`
+        it is a chunk of a stream; without `index` the next one. `attempt` above 0 re-sends a chunk after
+        preemption. `timeout` seconds to wait for room (default: the broker's put_timeout).
+
+        Raises InvalidPayload, UnsupportedTensor, PayloadTooLarge, RequestAborted, AlreadyPut, StreamEnded, the
+        error of an earlier refused put on this stream; PoolFull or PoolDeadlock after waiting for room. What
+        the broker refuses later is in the ticket, and raised by the next put on the stream, or by flush.
+        """
+        return run(self._put(rid, payload, index, last, attempt, readers, timeout))
+
+    def put_many(
+        self,
+        payloads: Mapping[str, Mapping[str, torch.Tensor]],
+        *,
+        last: Iterable[str] | bool = False,
+        readers: int | None = None,
+        timeout: float | None = None,
+    ) -> dict[str, Ticket]:
+        """A step: the next chunk of each rid, as one block and one message. `last`: the rids that end with it.
+
+        Raises as put does; then nothing of the step was put.
+        """
+        return run(self._put_many(payloads, last, readers, timeout))
+
+    def end(self, rid: str, *, timeout: float | None = None) -> Ticket:
+        """END alone: the stream has the chunks put so far."""
+        return run(self._end(rid, timeout))
+
+    def take(self, rid: str, *, timeout: float = TAKE_TIMEOUT, copy: bool | None = None) -> Payload:
+        """The rid's next payload; waits up to `timeout` seconds. `copy`: owned tensors instead of views (default
+        for readers > 1).
+
+        Raises at the deadline UnknownRequest, NotYet or Gone; at once RequestAborted, WriterDied, ReaderDied,
+        StreamGap, StreamPoisoned or Broken; ReadersMismatch and ReaderTaken when it subscribes.
+        """
+        return run(self._take(rid, timeout, copy))
+
+    def stream(self, rid: str, *, timeout: float = TAKE_TIMEOUT, copy: bool | None = None) -> Iterator[Payload]:
+        """The rid's payloads in order until END; each wait is at most `timeout` seconds. Raises as take does."""
+        ended = False
+        while not ended:
+            payload, ended = run(self._next(rid, timeout, copy))
+            if payload is not None:
+                yield payload
+            # The iterator must not pin a block that its caller let go.
+            del payload
+
+    def poll(self, *, copy: bool | None = None) -> Polled:
+        """All unclaimed payloads that have arrived, by rid; does not wait. The first call subscribes."""
+        return run(self._poll(copy))
+
+    def wait(self, timeout: float = TAKE_TIMEOUT) -> bool:
+        """Wait until poll would return something; False if nothing came within `timeout` seconds."""
+        return run(self._wait(timeout))
+
+
+def check_timeout(timeout: object) -> float:
+    """A finite number of seconds, 0 or more."""
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 <= timeout <= 1e9:
+        raise InvalidPayload("a time-out is a number of seconds, 0 or more", timeout=repr(timeout)[:40])
+    return float(timeout)

@@ -1,0 +1,240 @@
+"""What arrived and was not yet taken, by edge, reader and rid: in order, each index once.
+
+A queue holds payloads and marks: END of a life's stream, or its failure. A failure stays at the front
+until the rid is finished, begun, or a later life arrives.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from connector.arena.arena import Arena
+from connector.core.directory.effects import Descriptor
+from connector.core.directory.events import Flags, Hold
+from connector.core.errors import ConnectorError
+from connector.core.names import Edge
+from connector.wire import messages as msg
+
+
+class Arrived(NamedTuple):
+    """A payload's descriptor and the arena that it points into."""
+
+    descriptor: Descriptor
+    arena: Arena
+
+    @property
+    def hold(self) -> Hold:
+        return Hold(self.descriptor.handle, self.descriptor.member, self.descriptor.reader)
+
+
+class EndMark(NamedTuple):
+    life: int
+
+
+class FailMark(NamedTuple):
+    life: int
+    error: ConnectorError
+
+
+class Taken(NamedTuple):
+    """What a take got: a payload (`ends`: the stream's last), or None at a bare END."""
+
+    arrived: Arrived | None
+    ends: bool
+
+
+@dataclass(slots=True)
+class TakeWait:
+    """A caller waiting on an empty queue; `stream`: an END answers it, too."""
+
+    request: int
+    future: Future[Any]
+    stream: bool
+
+
+@dataclass(slots=True)
+class RidQueue:
+    items: deque[Arrived | EndMark | FailMark] = field(default_factory=deque)
+    waits: deque[TakeWait] = field(default_factory=deque)
+    #: Highest (life, index) accepted: anything not above it is a repetition.
+    newest: tuple[int, int] = (0, -1)
+    #: An END or failure of this life was noted.
+    closed_life: int = 0
+
+
+class Channel:
+    """One edge as this session reads it. The session's lock guards it."""
+
+    def __init__(self, edge: Edge, reader: int, readers: int, resume: bool) -> None:
+        self.edge, self.reader, self.readers, self.resume = edge, reader, readers, resume
+        self.queues: dict[str, RidQueue] = {}
+        self.claimed: set[str] = set()
+        #: Unclaimed rids with something for poll, in the order of arrival.
+        self.fresh: OrderedDict[str, None] = OrderedDict()
+        self.poll_waits: deque[int] = deque()
+        self.subscribed = False
+        self.push = False
+
+    def subscription(self, request: int) -> msg.Subscribe:
+        """The message that makes this session the channel's reader."""
+        return msg.Subscribe(request, self.edge, self.reader, self.readers, self.push, self.resume)
+
+    # -- arrivals: each returns what is to be given back, and the requests that were answered ----------
+
+    def deliver(self, arrived: Arrived) -> tuple[list[Hold], list[int]]:
+        """A descriptor came. A repetition, or a bare END mark's block, goes back at once."""
+        told = arrived.descriptor
+        queue = self.queues.setdefault(told.rid, RidQueue())
+        back: list[Hold] = []
+        repeated = (told.life, told.index) <= queue.newest
+        if not repeated:
+            queue.newest = (told.life, told.index)
+            self._forget_old_failure(queue, told.life)
+            if not told.flags & Flags.END_ONLY:
+                queue.items.append(arrived)
+            if told.flags & (Flags.LAST | Flags.END_ONLY):
+                queue.items.append(EndMark(told.life))
+                queue.closed_life = told.life
+        if repeated or told.flags & Flags.END_ONLY:
+            back.append(arrived.hold)
+        return back, self._arrived(told.rid, queue)
+
+    def end(self, rid: str, life: int) -> list[int]:
+        queue = self.queues.setdefault(rid, RidQueue())
+        if queue.closed_life < life:
+            queue.closed_life = life
+            queue.items.append(EndMark(life))
+        return self._arrived(rid, queue)
+
+    def fail(self, rid: str, life: int, error: ConnectorError) -> list[int]:
+        """The stream failed: said behind what came in order before."""
+        queue = self.queues.setdefault(rid, RidQueue())
+        queue.items.append(FailMark(life, error))
+        queue.closed_life = max(queue.closed_life, life)
+        return self._arrived(rid, queue)
+
+    def break_off(self, rid: str, life: int, error: ConnectorError) -> tuple[list[Arrived], list[int]]:
+        """An abort, or a payload that failed its check: the error comes instead of all that is there.
+
+        Lives after `life` are not meant. The payloads that were there are returned, to be given back.
+        """
+        queue = self.queues.get(rid)
+        if queue is None:
+            return [], []
+        dropped = [item for item in queue.items if isinstance(item, Arrived) and item.descriptor.life <= life]
+        queue.items = deque(item for item in queue.items if _life(item) > life)
+        queue.items.appendleft(FailMark(life, error))
+        queue.closed_life = max(queue.closed_life, life)
+        return dropped, self._arrived(rid, queue)
+
+    def _forget_old_failure(self, queue: RidQueue, life: int) -> None:
+        if queue.items and isinstance(queue.items[0], FailMark) and queue.items[0].life < life:
+            queue.items.popleft()
+
+    def _arrived(self, rid: str, queue: RidQueue) -> list[int]:
+        """Hand what came to those who wait; what is left of an unclaimed rid is for poll."""
+        answered: list[int] = []
+        while queue.waits and queue.items:
+            wait = queue.waits[0]
+            front = queue.items[0]
+            if isinstance(front, EndMark) and not wait.stream:
+                queue.items.popleft()
+                continue
+            queue.waits.popleft()
+            answered.append(wait.request)
+            if isinstance(front, FailMark):
+                wait.future.set_exception(front.error)
+            else:
+                wait.future.set_result(self.pop(rid))
+        if queue.items and rid not in self.claimed:
+            self.fresh[rid] = None
+        return answered
+
+    # -- callers ----------------------------------------------------------------------------------
+
+    def pop(self, rid: str, stream: bool = True) -> Taken | None:
+        """The next payload or, for a stream, a bare END; None if there is neither. Raises the failure."""
+        queue = self.queues.get(rid)
+        while queue is not None and queue.items:
+            front = queue.items[0]
+            if isinstance(front, FailMark):
+                raise type(front.error)(front.error.message, **front.error.facts)
+            queue.items.popleft()
+            if isinstance(front, EndMark):
+                self._tidy(rid, queue, ended=True)
+                if stream:
+                    return Taken(None, True)
+                continue
+            life = front.descriptor.life
+            ends = bool(queue.items) and queue.items[0] == EndMark(life)
+            if ends:
+                queue.items.popleft()
+            self._tidy(rid, queue, ended=ends)
+            return Taken(front, ends)
+        return None
+
+    def put_back(self, rid: str, taken: Taken) -> None:
+        """The caller was cancelled while it was being answered: nothing may be lost."""
+        queue = self.queues.setdefault(rid, RidQueue())
+        life = taken.arrived.descriptor.life if taken.arrived else queue.closed_life
+        if taken.ends:
+            queue.items.appendleft(EndMark(life))
+        if taken.arrived is not None:
+            queue.items.appendleft(taken.arrived)
+        self._arrived(rid, queue)
+
+    def wait_for(self, rid: str, wait: TakeWait) -> None:
+        self.queues.setdefault(rid, RidQueue()).waits.append(wait)
+
+    def forget_wait(self, rid: str, wait: TakeWait) -> None:
+        queue = self.queues.get(rid)
+        if queue is not None and wait in queue.waits:
+            queue.waits.remove(wait)
+            self._tidy(rid, queue, ended=False)
+
+    def _tidy(self, rid: str, queue: RidQueue, ended: bool) -> None:
+        if not queue.items:
+            self.fresh.pop(rid, None)
+        if ended and not queue.waits:
+            self.claimed.discard(rid)
+        if not queue.items and not queue.waits and (ended or queue.newest == (0, -1)):
+            self.queues.pop(rid, None)
+
+    def poll_all(self) -> list[tuple[str, Arrived | EndMark | FailMark]]:
+        """Everything for poll, in order; failures are told once."""
+        got: list[tuple[str, Arrived | EndMark | FailMark]] = []
+        for rid in list(self.fresh):
+            queue = self.queues[rid]
+            got += [(rid, item) for item in queue.items]
+            ended = any(isinstance(item, (EndMark, FailMark)) for item in queue.items)
+            queue.items.clear()
+            self._tidy(rid, queue, ended)
+        self.fresh.clear()
+        return got
+
+    def forget(self, rid: str) -> tuple[list[Arrived], deque[TakeWait]]:
+        """The session has finished the rid: its unread payloads go back, its waiting callers are told."""
+        self.claimed.discard(rid)
+        self.fresh.pop(rid, None)
+        queue = self.queues.pop(rid, None)
+        if queue is None:
+            return [], deque()
+        return [item for item in queue.items if isinstance(item, Arrived)], queue.waits
+
+    def discard(self, rid: str, hold: Hold) -> Arrived | None:
+        """The broker voids a payload that was not taken yet."""
+        queue = self.queues.get(rid)
+        for item in queue.items if queue is not None else ():
+            if isinstance(item, Arrived) and item.hold == hold:
+                assert queue is not None
+                queue.items.remove(item)
+                self._tidy(rid, queue, ended=False)
+                return item
+        return None
+
+
+def _life(item: Arrived | EndMark | FailMark) -> int:
+    return item.descriptor.life if isinstance(item, Arrived) else item.life

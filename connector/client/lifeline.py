@@ -1,0 +1,60 @@
+"""The client's end of the lifeline, and the session lock that speaks for this process without a pidfd."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from connector.arena import locks
+from connector.core.endpoint import lifeline_path, session_lock_path
+from connector.core.errors import BrokerLost
+
+
+class Lifeline:
+    """Open for as long as the session lives. A forked child inherits the stream but never the lock."""
+
+    def __init__(self, run_dir: str, token: bytes, timeout: float) -> None:
+        """Raises BrokerLost with the path tried if no broker answers within `timeout` seconds."""
+        self._lock_path = session_lock_path(run_dir, token.hex())
+        self._lock_fd = -1
+        self.stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self.stream.settimeout(timeout)
+        path = lifeline_path(run_dir)
+        try:
+            self.stream.connect(path)
+            self._lock_fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            locks.take(self._lock_fd)
+            self.stream.sendall(token)
+            if self.stream.recv(1) != b"\x01":
+                raise BrokerLost("the broker closed the lifeline: it does not accept this user", path=path)
+        except OSError as error:
+            self.close()
+            raise BrokerLost(f"no broker answers: {_reason(error)}", path=path) from error
+        except BrokerLost:
+            self.close()
+            raise
+        self.stream.setblocking(False)
+
+    def ended(self) -> bool:
+        """True once the broker's end is closed; call when the stream is readable."""
+        try:
+            return self.stream.recv(16) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        self.stream.close()
+        if self._lock_fd >= 0:
+            if os.path.lexists(self._lock_path):
+                os.unlink(self._lock_path)
+            locks.drop(self._lock_fd)
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return "it accepted nothing in time"
+    return error.strerror or str(error)

@@ -1,0 +1,285 @@
+"""A node: one process's membership with its broker. Cheap to make, safe to share between threads."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from connector.client.inbox import Arrived, Channel
+from connector.client.link import Link
+from connector.client.session import Session
+from connector.client.verbs import Verb, run
+from connector.core import names
+from connector.core.errors import BrokerLost, ConnectorError, ForkedClient, Gone, ReadersMismatch
+from connector.core.names import Edge as EdgeName
+from connector.wire import messages as msg
+
+if TYPE_CHECKING:
+    from connector.client.edge import Edge
+    from connector.client.embedded import EmbeddedBroker
+    from connector.client.payload import Payload
+
+#: Seconds to wait for the broker's answer to a question.
+ANSWER_TIMEOUT = 10.0
+CLOSE_TIMEOUT = 5.0
+
+
+class NodeBase:
+    """What the blocking and the asyncio node share: the link, the checks, verbs as generators."""
+
+    def __init__(self, link: Link, broker: EmbeddedBroker | None) -> None:
+        self._link = link
+        self._broker = broker
+        self._pid = os.getpid()
+        # Runs when the node is collected or the interpreter ends, whichever comes first.
+        self._finalizer = weakref.finalize(self, _close_soon, link, broker, self._pid)
+
+    def __repr__(self) -> str:
+        session = self.session
+        state = "closed" if session.closed else "up" if session.up else "away"
+        return f"<{type(self).__name__} {session.stage!r} session={session.number} {state} at {self.endpoint}>"
+
+    @property
+    def session(self) -> Session:
+        return self._link.session
+
+    @property
+    def endpoint(self) -> str:
+        """The run directory: what another process passes to `connect` to reach the same broker."""
+        return self._link.run_dir
+
+    @property
+    def stage(self) -> str:
+        return self.session.stage
+
+    @property
+    def id(self) -> int:
+        """The session's number at the broker."""
+        return self.session.number
+
+    def check_usable(self) -> None:
+        """ForkedClient in a child made by fork; ClientClosed after close."""
+        if os.getpid() != self._pid:
+            raise ForkedClient(
+                "this node belongs to the parent process; call connector.connect() in the child",
+                parent=self._pid,
+                child=os.getpid(),
+            )
+        self.session.must_be_open()
+
+    def channel(self, name: EdgeName, reader: int, readers: int, resume: bool) -> Channel:
+        """The inbox of one edge; one for each (edge, reader), whoever asks."""
+        self.check_usable()
+        names.check_number(readers, "readers", names.MAX_READERS, 1)
+        names.check_number(reader, "reader", readers - 1)
+        with self.session.lock:
+            known = self.session.channels.get((name, reader))
+            if known is None:
+                known = self.session.channels[(name, reader)] = Channel(name, reader, readers, resume)
+            elif known.readers != readers and known.subscribed:
+                raise ReadersMismatch(
+                    "this node reads the edge as one of another number",
+                    edge=str(name),
+                    readers=readers,
+                    known=known.readers,
+                )
+            known.readers, known.resume = readers, resume
+            return known
+
+    # -- verbs ------------------------------------------------------------------------------------
+
+    def _ask(self, make: Callable[[int], msg.Message], timeout: float = ANSWER_TIMEOUT) -> Verb[Any]:
+        self.check_usable()
+        with self.session.lock:
+            self.session.must_be_open()
+            request = self.session.ask(make, timeout, grace=0.0)
+        self._link.wake()
+        try:
+            return (yield request.future)
+        finally:
+            with self.session.lock:
+                self.session.requests.drop(request.number)
+
+    def _say(self, rid: str, make: Callable[[], msg.Message]) -> None:
+        """A numbered word about a rid: what was known of it here is forgotten first."""
+        self.check_usable()
+        names.check_rid(rid)
+        session = self.session
+        with session.lock:
+            session.must_be_open()
+            session.outgoing.forget(rid)
+            self._leave(rid)
+            session.post(make())
+        self._link.wake()
+
+    def _leave(self, rid: str) -> None:
+        """Unread payloads of the rid go back; callers that wait for it are told. Lock held."""
+        session = self.session
+        for channel in session.channels.values():
+            unread, waits = channel.forget(rid)
+            session.freed.extend((item.arena.uuid, item.hold) for item in unread)
+            for wait in waits:
+                session.requests.fail(wait.request, _finished(rid, channel.edge))
+                session.post(msg.Cancel(wait.request))
+
+    def _abort(self, rid: str, reason: str) -> Verb[dict[str, Any]]:
+        names.check_rid(rid)
+        names.check_text(reason, "reason", 4096)
+        self.check_usable()
+        with self.session.lock:
+            # At once: this session has seen its own abort.
+            self.session.outgoing.abort(rid, reason)
+        report: dict[str, Any] = yield from self._ask(lambda n: msg.Abort(0, n, rid, reason))
+        return report
+
+    def _flush(self, timeout: float) -> Verb[None]:
+        """Wait until the broker has everything; raise the first refusal that nobody was told of."""
+        self.check_usable()
+        session = self.session
+        with session.lock:
+            marker = session.wait_here(timeout, False)
+            session.flush_marks.append(marker)
+        self._link.wake()
+        came = yield marker.future
+        if came is False:
+            with session.lock:
+                raise session.lost(marker)
+        with session.lock:
+            error = session.outgoing.first_refusal()
+        if error is not None:
+            raise error
+
+
+def _finished(rid: str, edge: EdgeName) -> ConnectorError:
+    return Gone("the request was finished by this node while it waited", rid=rid, edge=str(edge))
+
+
+def _close_soon(link: Link, broker: EmbeddedBroker | None, pid: int) -> None:
+    """Finaliser: no lock, no wait in a collector; a forked child leaves its parent's node alone."""
+    if os.getpid() != pid:
+        return
+    link.close(CLOSE_TIMEOUT)
+    if broker is not None:
+        broker.end_soon()
+
+
+class Node(NodeBase):
+    """`connector.connect(...)` makes one. Use it as a context manager, or call close()."""
+
+    def edge(
+        self,
+        from_stage: str,
+        to_stage: str,
+        replica: int = 0,
+        *,
+        reader: int = 0,
+        readers: int = 1,
+        resume: bool = False,
+    ) -> Edge:
+        """The edge between two stages. As a reader this node is number `reader` of `readers`; `readers` is also
+        what its puts are for. `resume`: this reader keeps state of its own, so that after a crash of it only
+        what it had not released is delivered again."""
+        from connector.client.edge import Edge
+
+        return Edge(self, names.check_edge(EdgeName(from_stage, to_stage, replica)), reader, readers, resume)
+
+    def begin(self, rid: str) -> None:
+        """Start a new life of the rid: what this node did with it before is over."""
+        self._say(rid, lambda: msg.Begin(0, rid))
+
+    def finish(self, rid: str) -> None:
+        """This node is done with the rid: its streams end, what it has not read is dropped. Nothing unread by
+        others is destroyed."""
+        self._say(rid, lambda: msg.Finish(0, rid))
+
+    def abort(self, rid: str, reason: str = "aborted") -> dict[str, Any]:
+        """End the rid everywhere. Returns what that freed: payloads, bytes, and payloads still held by readers."""
+        return run(self._abort(rid, reason))
+
+    def flush(self, timeout: float = 30.0) -> None:
+        """Wait until the broker has all that was put; raises the first refusal that nobody was told of."""
+        run(self._flush(timeout))
+
+    def counters(self) -> dict[str, Any]:
+        """The broker's counters, and those of each edge under `edges`."""
+        return self.status("counters")
+
+    def status(self, what: str = "summary") -> dict[str, Any]:
+        """`summary`, `sessions`, `edges` or `counters`, as the broker sees them."""
+        found: dict[str, Any] = run(self._ask(lambda n: msg.Status(n, what)))
+        return found
+
+    def payloads(self, limit: int | None = None, **filters: str) -> Iterator[dict[str, Any]]:
+        """Live payloads, oldest first, page by page. Filters: edge, rid, rid_prefix, key_prefix, state."""
+        after, last, seen = 0, int(self.status()["snapshot"]), 0
+        while last:
+            start = after
+            page = run(self._ask(lambda n: msg.ListPage(n, start, last, 1000, dict(filters))))
+            for row in page.rows:
+                yield row
+                seen += 1
+                if limit is not None and seen >= limit:
+                    return
+            after = page.cursor
+            if not after:
+                return
+
+    def inspect(self, edge: EdgeName, rid: str, index: int | None = None) -> Payload:
+        """Look at a live payload without taking it: views that keep its block until they die."""
+        from connector.client.payload import open_payload
+
+        arrived: Arrived = run(self._ask(lambda n: msg.Inspect(n, edge, rid, -1 if index is None else index)))
+        with self.session.lock:
+            self.session.held.add(arrived.hold)
+        return open_payload(arrived, arrived.arena, False, False, self.session.free)
+
+    def remove(self, edge: EdgeName, rid: str, index: int | None = None, force: bool = False) -> dict[str, Any]:
+        """Drop a live payload, or all of the rid on the edge; the stream fails for its reader."""
+        at = -1 if index is None else index
+        report: dict[str, Any] = run(self._ask(lambda n: msg.Remove(n, edge, rid, at, force)))
+        return report
+
+    def story(self, rid: str) -> list[list[Any]]:
+        """What happened to the rid's payloads: [time, what, edge, index, session, detail], oldest first."""
+        rows: list[list[Any]] = run(self._ask(lambda n: msg.Story(n, rid))).rows
+        return rows
+
+    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        """Send what is queued, say good-bye, end. Views stay valid and are released as they die. Idempotent."""
+        if os.getpid() != self._pid:
+            return
+        self._link.close(timeout)
+        self._link.quiet.wait(timeout + 1.0)
+        if not self.session.held:
+            self._link.thread.join(timeout + 1.0)
+        if self._broker is not None:
+            self._broker.end(timeout)
+
+    def __enter__(self) -> Node:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_link(stage: str, run_dir: str, source: str, timeout: float, readonly: bool) -> Link:
+    """A connected link; BrokerLost with the path tried if no broker answers within `timeout` seconds."""
+    names.check_text(stage, "stage", names.MAX_STAGE_BYTES)
+    link = Link(stage, run_dir, source, readonly)
+    link.thread.start()
+    link.ready.wait(timeout)
+    if link.session.up:
+        return link
+    link.close(0.0)
+    link.thread.join(5.0)
+    refusal = link.refusal
+    if refusal is not None and not isinstance(refusal, BrokerLost):
+        raise refusal
+    told = refusal.message if refusal is not None else "it does not answer"
+    hint = "start one with `connector serve`, or name its run directory (argument, $CONNECTOR_ENDPOINT, config)"
+    raise BrokerLost(f"cannot reach a broker: {told}; {hint}", path=run_dir, path_from=source, waited=timeout)

@@ -1,0 +1,257 @@
+"""What this session writes: streams and their next index, tickets, and numbered messages not yet acknowledged."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from connector.client.requests import new_future
+from connector.core.errors import AlreadyPut, ConnectorError, NotYet, RequestAborted, StreamEnded
+from connector.core.names import Edge
+from connector.wire import messages as msg
+
+#: Ended streams remembered, so that a second use of a rid without finish is refused here.
+MOST_ENDED = 65_536
+#: Aborted rids remembered until finish or begin.
+MOST_ABORTED = 65_536
+
+Numbered = msg.Return | msg.Seal | msg.Release | msg.Begin | msg.Finish | msg.Abort
+
+
+class Ticket:
+    """The fate of one put. `outcome`: None while open, then 'stored', 'replaced' or 'ignored'."""
+
+    __slots__ = ("_future", "edge", "error", "index", "outcome", "raised", "rid")
+
+    def __init__(self, edge: Edge, rid: str, index: int) -> None:
+        self.edge, self.rid, self.index = edge, rid, index
+        self.outcome: str | None = None
+        self.error: ConnectorError | None = None
+        self.raised = False
+        self._future: Future[Any] | None = None
+
+    def __repr__(self) -> str:
+        state = type(self.error).__name__ if self.error else self.outcome or "open"
+        return f"<Ticket {self.rid}[{self.index}] on {self.edge}: {state}>"
+
+    def done(self) -> bool:
+        return self.outcome is not None or self.error is not None
+
+    def resolve(self, outcome: str | None, error: ConnectorError | None = None) -> None:
+        if self.done():
+            return
+        self.outcome, self.error = outcome, error
+        if self._future is not None:
+            self._future.set_result(None)
+
+    def future(self) -> Future[Any]:
+        """Done when the ticket is. The session's lock must be held."""
+        if self._future is None:
+            self._future = new_future()
+            if self.done():
+                self._future.set_result(None)
+        return self._future
+
+    def result(self) -> str:
+        """The outcome; raises the error, or NotYet while the broker has not answered."""
+        if self.error is not None:
+            self.raised = True
+            raise self.error
+        if self.outcome is None:
+            raise NotYet("the broker has not answered yet", rid=self.rid, edge=str(self.edge), index=self.index)
+        return self.outcome
+
+
+@dataclass(slots=True)
+class OutStream:
+    """One (edge, rid) that this session puts to."""
+
+    next_index: int = 0
+    ended: bool = False
+    #: The stream is poisoned: every put raises this until finish or begin.
+    error: ConnectorError | None = None
+    #: Put refusals that nobody has been told of: the next put, or flush, raises the first.
+    refused: list[Ticket] | None = None
+    #: Notices may have been lost since: the broker decides by what was seen when the stream was opened.
+    unsure: bool = False
+    seen: int = 0
+
+
+class Outgoing:
+    """The session's lock guards it."""
+
+    def __init__(self) -> None:
+        self.streams: OrderedDict[tuple[Edge, str], OutStream] = OrderedDict()
+        self.aborted: OrderedDict[str, str] = OrderedDict()
+        self.unacked: OrderedDict[int, Numbered] = OrderedDict()
+        self.tickets: dict[int, list[Ticket]] = {}
+        self.number = 0
+        self.acked = 0
+        self._flushes: deque[tuple[int, Callable[[ConnectorError | None], None]]] = deque()
+        self._by_rid: dict[str, set[Edge]] = {}
+        self._ended = 0
+
+    # -- streams ----------------------------------------------------------------------------------
+
+    def stream(self, edge: Edge, rid: str, seen: int) -> OutStream:
+        key = (edge, rid)
+        found = self.streams.get(key)
+        if found is None:
+            found = self.streams[key] = OutStream(seen=seen)
+            self._by_rid.setdefault(rid, set()).add(edge)
+        return found
+
+    def check(self, edge: Edge, rid: str) -> None:
+        """Raise what the client knows already: an abort, a poisoned stream, a refused earlier put."""
+        reason = self.aborted.get(rid)
+        if reason is not None:
+            raise RequestAborted(
+                "the request was aborted; finish or begin it before the next put",
+                rid=rid,
+                edge=str(edge),
+                reason=reason,
+            )
+        stream = self.streams.get((edge, rid))
+        if stream is None:
+            return
+        if stream.error is not None:
+            stream.refused = None
+            raise _again(stream.error)
+        while stream.refused:
+            ticket = stream.refused.pop(0)
+            if not ticket.raised:
+                assert ticket.error is not None
+                ticket.raised = True
+                raise _again(ticket.error)
+
+    def admit(self, edge: Edge, rid: str, index: int | None, attempt: int, seen: int) -> int:
+        """The index of a put that is about to be sealed; AlreadyPut or StreamEnded if this session knows better."""
+        self.check(edge, rid)
+        stream = self.streams.get((edge, rid))
+        if stream is None:
+            return 0 if index is None else index
+        if index is None:
+            index = stream.next_index
+        if not attempt and stream.ended and index < stream.next_index:
+            raise AlreadyPut("this index was put already", rid=rid, edge=str(edge), index=index)
+        if not attempt and stream.ended:
+            raise StreamEnded(
+                "the stream has ended; finish or begin the rid to use it anew", rid=rid, edge=str(edge), index=index
+            )
+        return index
+
+    def note_put(self, edge: Edge, rid: str, index: int, last: bool, seen: int) -> None:
+        stream = self.stream(edge, rid, seen)
+        stream.next_index = max(stream.next_index, index + 1)
+        if last and not stream.ended:
+            stream.ended = True
+            self._ended += 1
+            self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        while self._ended > MOST_ENDED:
+            key = next(key for key, stream in self.streams.items() if stream.ended)
+            self._drop(key)
+
+    def _drop(self, key: tuple[Edge, str]) -> None:
+        stream = self.streams.pop(key)
+        self._ended -= stream.ended
+        edges = self._by_rid[key[1]]
+        edges.discard(key[0])
+        if not edges:
+            del self._by_rid[key[1]]
+
+    def forget(self, rid: str) -> None:
+        """The session has finished or begun the rid: nothing of its former use is held against it."""
+        for edge in list(self._by_rid.get(rid, ())):
+            self._drop((edge, rid))
+        self.aborted.pop(rid, None)
+
+    def abort(self, rid: str, reason: str) -> None:
+        """The rid was aborted: puts raise until finish or begin."""
+        for edge in list(self._by_rid.get(rid, ())):
+            self._drop((edge, rid))
+        self.aborted[rid] = reason
+        self.aborted.move_to_end(rid)
+        while len(self.aborted) > MOST_ABORTED:
+            self.aborted.popitem(last=False)
+
+    def poison(self, edge: Edge, rid: str, error: ConnectorError) -> None:
+        stream = self.streams.get((edge, rid))
+        if stream is not None:
+            stream.error = error
+
+    # -- numbered messages ------------------------------------------------------------------------
+
+    def number_it(self, message: Numbered) -> None:
+        """Give a message its place in the session's order and keep it until it is acknowledged."""
+        self.number += 1
+        message.number = self.number
+        self.unacked[self.number] = message
+
+    def acknowledge(self, count: int) -> None:
+        """Everything up to `count` was applied: tickets that were not refused are stored."""
+        self.acked = max(self.acked, count)
+        while self.unacked and next(iter(self.unacked)) <= count:
+            number, _ = self.unacked.popitem(last=False)
+            for ticket in self.tickets.pop(number, ()):
+                ticket.resolve("stored")
+        while self._flushes and self._flushes[0][0] <= self.acked:
+            self._flushes.popleft()[1](None)
+
+    def put_failed(self, number: int, member: int, error: ConnectorError) -> None:
+        tickets = self.tickets.get(number, [])
+        if member >= len(tickets):
+            return
+        ticket = tickets[member]
+        ticket.resolve(None, error)
+        stream = self.streams.get((ticket.edge, ticket.rid))
+        if stream is not None:
+            stream.refused = [*(stream.refused or []), ticket]
+
+    def put_noted(self, number: int, member: int, outcome: str) -> None:
+        tickets = self.tickets.get(number, [])
+        if member < len(tickets):
+            tickets[member].resolve(outcome)
+
+    def when_acked(self, tell: Callable[[ConnectorError | None], None]) -> None:
+        """Call `tell(None)` once all that was numbered until now is acknowledged, `tell(error)` if that is lost."""
+        if self.acked >= self.number:
+            tell(None)
+        else:
+            self._flushes.append((self.number, tell))
+
+    def first_refusal(self) -> ConnectorError | None:
+        """A refusal that nobody was told of, for flush to raise."""
+        for stream in self.streams.values():
+            while stream.refused:
+                ticket = stream.refused.pop(0)
+                if not ticket.raised and ticket.error is not None:
+                    ticket.raised = True
+                    return ticket.error
+        return None
+
+    def lose_all(self, error: ConnectorError) -> list[Numbered]:
+        """The broker of these numbers is gone: open puts are lost; the rest is given back to be sent anew."""
+        again: list[Numbered] = []
+        for number, message in self.unacked.items():
+            for ticket in self.tickets.get(number, ()):
+                ticket.resolve(None, error)
+            if isinstance(message, (msg.Begin, msg.Finish, msg.Abort)):
+                again.append(message)
+        self.tickets.clear()
+        self.unacked.clear()
+        self.number = self.acked = 0
+        for stream in self.streams.values():
+            stream.error = stream.error or error
+        flushes, self._flushes = self._flushes, deque()
+        for _, tell in flushes:
+            tell(error)
+        return again
+
+
+def _again(error: ConnectorError) -> ConnectorError:
+    return type(error)(error.message, **error.facts)

@@ -1,0 +1,153 @@
+"""How a payload is taken: subscribed once, claimed by name, waited for at the broker, opened as views."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from connector.client.inbox import Arrived, Channel, EndMark, FailMark, Taken, TakeWait
+from connector.client.payload import Payload, open_payload
+from connector.client.session import Session
+from connector.client.verbs import Verb
+from connector.core.errors import Broken, ConnectorError, RequestAborted
+from connector.wire import messages as msg
+
+if TYPE_CHECKING:
+    from connector.client.requests import Request
+
+#: How long the broker may take to accept a subscription, in seconds.
+SUBSCRIBE_TIMEOUT = 10.0
+
+
+class Polled(dict[str, list[Payload]]):
+    """What poll() found: payloads by rid, in order. `ended`: rids whose stream is complete with what was
+    polled so far; `failed`: rids on which nothing more comes, and why."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended: set[str] = set()
+        self.failed: dict[str, ConnectorError] = {}
+
+    def __bool__(self) -> bool:
+        return bool(len(self) or self.ended or self.failed)
+
+
+def subscribe(session: Session, channel: Channel, push: bool) -> Verb[None]:
+    """Become the channel's reader, once; ReadersMismatch or ReaderTaken say why not."""
+    with session.lock:
+        session.must_be_open()
+        if channel.subscribed and (channel.push or not push):
+            return
+        channel.push = channel.push or push
+        request = session.ask(channel.subscription, SUBSCRIBE_TIMEOUT)
+        # At once: what the broker sends behind its answer must find the channel.
+        channel.subscribed = True
+    session.wake()
+    try:
+        yield request.future
+    except BaseException:
+        with session.lock:
+            channel.subscribed = False
+            session.cancel(request)
+        raise
+
+
+def next_taken(session: Session, channel: Channel, rid: str, timeout: float, stream: bool) -> Verb[Taken]:
+    """The next payload of a rid; for a stream also its bare END. Waits at most `timeout` seconds."""
+    yield from subscribe(session, channel, push=False)
+    with session.lock:
+        session.must_be_open()
+        found = channel.pop(rid, stream)
+        if found is not None:
+            _note(session, found)
+            return found
+        if rid in session.outgoing.aborted:
+            reason = session.outgoing.aborted[rid]
+            raise RequestAborted("the request was aborted", rid=rid, edge=str(channel.edge), reason=reason)
+        request, wait = _wait(session, channel, rid, timeout, stream)
+    session.wake()
+    try:
+        taken: Taken = yield request.future
+    except BaseException:
+        _give_up(session, channel, rid, request, wait)
+        raise
+    with session.lock:
+        _note(session, taken)
+    return taken
+
+
+def _wait(session: Session, channel: Channel, rid: str, timeout: float, stream: bool) -> tuple[Request, TakeWait]:
+    if rid not in channel.claimed:
+        channel.claimed.add(rid)
+        channel.fresh.pop(rid, None)
+        session.post(msg.Claim(channel.edge, channel.reader, rid))
+    request = session.ask(lambda n: msg.Await(n, channel.edge, channel.reader, rid, timeout), timeout)
+    wait = TakeWait(request.number, request.future, stream)
+    channel.wait_for(rid, wait)
+    return request, wait
+
+
+def _give_up(session: Session, channel: Channel, rid: str, request: Request, wait: TakeWait) -> None:
+    """The wait ended without a payload for the caller. One that came meanwhile goes back to its place."""
+    with session.lock:
+        channel.forget_wait(rid, wait)
+        session.cancel(request)
+        if request.future.done() and request.future.exception() is None:
+            channel.put_back(rid, request.future.result())
+        if not any(w is not wait for w in getattr(channel.queues.get(rid), "waits", ())) and rid not in channel.queues:
+            channel.claimed.discard(rid)
+    session.wake()
+
+
+def _note(session: Session, taken: Taken) -> None:
+    if taken.arrived is not None:
+        session.note_taken(taken.arrived.arena.uuid, taken.arrived.hold)
+
+
+def opened(session: Session, channel: Channel, taken: Taken, copy: bool | None) -> Payload:
+    """A taken payload as views, or copies. A broken one ends its stream here: nothing is skipped over."""
+    arrived = taken.arrived
+    assert arrived is not None
+    owned = channel.readers > 1 if copy is None else copy
+    readonly = session.read_arena
+    arena = readonly if readonly is not None and readonly.uuid == arrived.arena.uuid else arrived.arena
+    try:
+        return open_payload(arrived, arena, owned, taken.ends, session.free)
+    except Broken as error:
+        told = arrived.descriptor
+        with session.lock:
+            dropped, answered = channel.break_off(told.rid, told.life, error)
+            session.freed.extend((item.arena.uuid, item.hold) for item in dropped)
+            for request in answered:
+                session.requests.drop(request)
+        session.wake()
+        raise
+
+
+def polled(session: Session, channel: Channel, copy: bool | None) -> Polled:
+    """What has arrived for poll; never waits."""
+    with session.lock:
+        session.must_be_open()
+        items = channel.poll_all()
+        for _, item in items:
+            if isinstance(item, Arrived):
+                session.note_taken(item.arena.uuid, item.hold)
+    found = Polled()
+    ends = {(rid, item.life) for rid, item in items if isinstance(item, EndMark)}
+    for rid, item in items:
+        if isinstance(item, FailMark):
+            found.failed[rid] = item.error
+        elif isinstance(item, EndMark):
+            found.ended.add(rid)
+        elif rid in found.failed:
+            session.free(item.arena.uuid, item.hold)
+        else:
+            last = (rid, item.descriptor.life) in ends and bool(item.descriptor.flags & 1)
+            try:
+                payload = opened(session, channel, Taken(item, last), copy)
+            except Broken as error:
+                found.failed[rid] = error
+            else:
+                found.setdefault(rid, []).append(payload)
+    if items:
+        session.wake()
+    return found

@@ -1,0 +1,189 @@
+"""What each message of the broker does to the session. The session's lock is held."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from connector.client.blocks import ReservedBlock
+from connector.client.inbox import Arrived, Channel
+from connector.core.errors import BrokerStopping, ConnectorError, RequestAborted
+from connector.core.names import Edge
+from connector.wire import messages as msg
+
+if TYPE_CHECKING:
+    from connector.client.session import Session
+
+log = logging.getLogger("connector.client")
+
+
+def _grant(session: Session, message: msg.Grant) -> None:
+    """Blocks for one who waits, or for the shelf. Nobody waits any more: back they go."""
+    assert session.arena is not None
+    blocks = [ReservedBlock(session.arena, handle, length) for handle, length in message.blocks]
+    if not session.requests.answer(message.request, blocks):
+        session.give_back(blocks)
+
+
+def _failure(session: Session, message: msg.Failure) -> None:
+    if message.request:
+        session.requests.fail(message.request, message.error)
+        return
+    log.error("the broker refused a message", extra={"facts": {"error": str(message.error)}})
+
+
+def _answer(session: Session, message: msg.Answer) -> None:
+    session.requests.answer(message.request, message.facts)
+
+
+def _rows(session: Session, message: msg.Rows) -> None:
+    session.requests.answer(message.request, message)
+
+
+def _shown(session: Session, message: msg.Shown) -> None:
+    """An inspected payload. If nobody waits for it any more, the look ends at once."""
+    assert session.arena is not None
+    arrived = Arrived(message.descriptor, session.arena)
+    if not session.requests.answer(message.request, arrived):
+        session.freed.append((session.arena.uuid, arrived.hold))
+
+
+def _deliver(session: Session, message: msg.Deliver) -> None:
+    arena = session.arena
+    assert arena is not None
+    woken: dict[int, Channel] = {}
+    for descriptor in message.descriptors:
+        arrived = Arrived(descriptor, arena)
+        channel = session.channels.get((descriptor.edge, descriptor.reader))
+        if channel is None:
+            session.freed.append((arena.uuid, arrived.hold))
+            continue
+        back, answered = channel.deliver(arrived)
+        session.freed.extend((arena.uuid, hold) for hold in back)
+        _answered(session, channel, answered)
+        woken[id(channel)] = channel
+    for channel in woken.values():
+        _wake_pollers(session, channel)
+
+
+def _answered(session: Session, channel: Channel, requests: list[int]) -> None:
+    for request in requests:
+        session.requests.drop(request)
+    _wake_pollers(session, channel)
+
+
+def _wake_pollers(session: Session, channel: Channel) -> None:
+    while channel.fresh and channel.poll_waits:
+        session.requests.answer(channel.poll_waits.popleft(), True)
+
+
+def _ended(session: Session, message: msg.Ended) -> None:
+    channel = session.channels.get((message.edge, message.reader))
+    if channel is not None:
+        _answered(session, channel, channel.end(message.rid, message.life))
+
+
+def _stream_failed(session: Session, message: msg.StreamFailed) -> None:
+    """To the writer: every put from now on raises it. To the reader: behind what came in order."""
+    if message.reader < 0:
+        session.outgoing.poison(message.edge, message.rid, message.error)
+        return
+    channel = session.channels.get((message.edge, message.reader))
+    if channel is not None:
+        _answered(session, channel, channel.fail(message.rid, message.life, message.error))
+
+
+def _put_failed(session: Session, message: msg.PutFailed) -> None:
+    log.warning("a put was refused", extra={"facts": {"error": str(message.error)}})
+    session.outgoing.put_failed(message.number, message.member, message.error)
+
+
+def _put_noted(session: Session, message: msg.PutNoted) -> None:
+    session.outgoing.put_noted(message.number, message.member, message.outcome)
+
+
+def _notices(session: Session, message: msg.Notices) -> None:
+    """Aborts: puts raise, unread payloads go back, whoever waits for the rid is told."""
+    for notice in message.notices:
+        session.seen = max(session.seen, notice.number)
+        session.outgoing.abort(notice.rid, notice.reason)
+        for channel in session.channels.values():
+            error = _aborted(notice.rid, notice.reason, channel.edge)
+            dropped, answered = channel.break_off(notice.rid, notice.life, error)
+            session.freed.extend((item.arena.uuid, item.hold) for item in dropped)
+            if notice.rid in channel.claimed or not channel.push:
+                channel.forget(notice.rid)
+            _answered(session, channel, answered)
+        for request in session.requests:
+            if request.rids == (notice.rid,):
+                session.requests.fail(request.number, _aborted(notice.rid, notice.reason, None))
+                session.post(msg.Cancel(request.number))
+    if message.lost:
+        for stream in session.outgoing.streams.values():
+            stream.unsure = True
+
+
+def _aborted(rid: str, reason: str, edge: Edge | None) -> ConnectorError:
+    return RequestAborted("the request was aborted", rid=rid, edge=str(edge) if edge else None, reason=reason)
+
+
+def _drop(session: Session, message: msg.Drop) -> None:
+    """Void payloads: those nobody took go back now, the others with their last view."""
+    for hold in message.holds:
+        for channel in session.channels.values():
+            if hold.reader != channel.reader:
+                continue
+            rid = next((rid for rid, queue in channel.queues.items() if _holds(queue, hold)), None)
+            if rid is not None and channel.discard(rid, hold) is not None:
+                assert session.arena is not None
+                session.freed.append((session.arena.uuid, hold))
+
+
+def _holds(queue: Any, hold: Any) -> bool:
+    return any(isinstance(item, Arrived) and item.hold == hold for item in queue.items)
+
+
+def _recall(session: Session, message: msg.Recall) -> None:
+    session.give_back(session.blocks.take_all())
+
+
+def _ping(session: Session, message: msg.Ping) -> None:
+    session.post(msg.Pong())
+
+
+def _resend(session: Session, message: msg.Resend) -> None:
+    """Numbered messages were lost on the way: say them again, in order, before anything newer."""
+    again = [m for number, m in session.outgoing.unacked.items() if number >= message.number]
+    session.resend.extend(again)
+
+
+def _stopping(session: Session, message: msg.Stopping) -> None:
+    """Whoever waits was answered by the broker; those who come now learn it at once."""
+    session.stopping = True
+    session.lost_reason = "it is stopping"
+    for request in session.requests:
+        if request.message is not None:
+            session.requests.fail(request.number, BrokerStopping("the broker is stopping", path=session.tried))
+
+
+#: One handler a message that a broker may send to a session.
+HANDLERS: dict[type[msg.Message], Callable[[Session, Any], None]] = {
+    msg.Grant: _grant,
+    msg.Failure: _failure,
+    msg.Answer: _answer,
+    msg.Rows: _rows,
+    msg.Shown: _shown,
+    msg.Deliver: _deliver,
+    msg.Ended: _ended,
+    msg.StreamFailed: _stream_failed,
+    msg.PutFailed: _put_failed,
+    msg.PutNoted: _put_noted,
+    msg.Notices: _notices,
+    msg.Drop: _drop,
+    msg.Recall: _recall,
+    msg.Ping: _ping,
+    msg.Resend: _resend,
+    msg.Stopping: _stopping,
+    msg.Welcome: lambda session, message: None,
+}

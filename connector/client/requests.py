@@ -1,0 +1,92 @@
+"""Requests under way: who waits for which answer, until when, and what to send again after a lost link."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from connector.core.errors import ConnectorError
+from connector.wire.messages import Message
+
+#: Seconds beyond a request's own deadline that the broker's answer may take: it is the broker that
+#: knows why nothing came, so its word is preferred to ours.
+GRACE = 2.0
+
+
+def new_future() -> Future[Any]:
+    """A future that cannot be cancelled from outside: the I/O thread must always be able to answer it."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+@dataclass(slots=True)
+class Request:
+    """One question to the broker. `message` None: a wait that only this process ends."""
+
+    number: int
+    future: Future[Any]
+    #: Monotonic seconds; then the answer is not waited for any more.
+    give_up: float
+    message: Message | None
+    #: Rids that a waiting put carries, so that an abort can end it.
+    rids: tuple[str, ...] = ()
+    #: What a local wait returns when its time is over.
+    default: Any = None
+    since: float = 0.0
+
+
+class Requests:
+    """The table. The session's lock guards it."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._open: dict[int, Request] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(list(self._open.values()))
+
+    def next_number(self) -> int:
+        return next(self._numbers)
+
+    def add(self, request: Request) -> Request:
+        self._open[request.number] = request
+        return request
+
+    def get(self, number: int) -> Request | None:
+        return self._open.get(number)
+
+    def answer(self, number: int, value: Any) -> bool:
+        """False if nobody waits for it any more."""
+        request = self._open.pop(number, None)
+        if request is None:
+            return False
+        request.future.set_result(value)
+        return True
+
+    def fail(self, number: int, error: ConnectorError) -> bool:
+        request = self._open.pop(number, None)
+        if request is None:
+            return False
+        request.future.set_exception(error)
+        return True
+
+    def drop(self, number: int) -> bool:
+        """The caller went away; True if the answer was still to come."""
+        return self._open.pop(number, None) is not None
+
+    def due(self, now: float) -> list[Request]:
+        """Those whose time is over, taken out of the table."""
+        over = [request for request in self._open.values() if request.give_up <= now]
+        for request in over:
+            del self._open[request.number]
+        return over
+
+    def next_deadline(self) -> float | None:
+        return min((request.give_up for request in self._open.values()), default=None)

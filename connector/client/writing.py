@@ -1,0 +1,192 @@
+"""How a step's payloads become one sealed block: planned, room got, copied in once, sealed, sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from connector.arena import blocks as arena_blocks
+from connector.arena import tensors
+from connector.client.blocks import ReservedBlock, size_class
+from connector.client.outgoing import Ticket
+from connector.client.session import Session
+from connector.client.verbs import Verb
+from connector.core import layout
+from connector.core.directory.events import Flags, Member
+from connector.core.errors import BrokerLost, ConnectorError, PayloadTooLarge
+from connector.core.names import MAX_INDEX, Edge
+from connector.core.specs import TensorSpec
+from connector.wire import messages as msg
+from connector.wire.manifest import pack_manifest, pack_meta
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Item(NamedTuple):
+    """One member of a step as its caller gave it. `index` None: the stream's next."""
+
+    rid: str
+    payload: Mapping[str, torch.Tensor]
+    index: int | None = None  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    flags: int = 0
+    attempt: int = 0
+    readers: int = 1
+
+
+class _Plan(NamedTuple):
+    """A step's layout: manifests by member, where data begins, and the block's length."""
+
+    manifests: list[layout.Manifest]
+    packed: list[bytes]
+    data_offset: int
+    data_bytes: int
+    length: int
+
+
+def put_step(session: Session, edge: Edge, items: Sequence[Item], timeout: float) -> Verb[list[Ticket]]:
+    """Seal all items as one block; a ticket for each, in order.
+
+    Raises at once what the client can know (types, sizes, limits, an abort it saw, an earlier refusal on a
+    stream), PoolFull or PoolDeadlock while waiting for room, BrokerLost if the broker is away. Then nothing
+    of the step was put.
+    """
+    plan = _plan(session, edge, items)
+    with session.lock:
+        session.must_be_open()
+        for item in items:
+            session.outgoing.admit(edge, item.rid, item.index, item.attempt, session.seen)
+    block = yield from _acquire(session, edge, plan, tuple(item.rid for item in items), timeout)
+    try:
+        base = block.handle.offset + plan.data_offset
+        for item, manifest in zip(items, plan.manifests, strict=True):
+            for slot, tensor in zip(manifest.slots, item.payload.values(), strict=True):
+                tensors.copy_in(block.arena, base + slot.offset, tensor, slot.nbytes)
+        with session.lock:
+            tickets = _seal(session, edge, items, plan, block)
+    except BaseException:
+        with session.lock:
+            session.give_back([block])
+        session.wake()
+        raise
+    session.wake()
+    return tickets
+
+
+def _plan(session: Session, edge: Edge, items: Sequence[Item]) -> _Plan:
+    specs: list[list[TensorSpec]] = []
+    for item in items:
+        try:
+            specs.append(tensors.specs_of(item.payload))
+        except ConnectorError as error:
+            raise type(error)(error.message, **{"rid": item.rid, "edge": str(edge), **error.facts}) from error
+    manifests = layout.plan(specs)
+    packed = [pack_manifest(manifest) for manifest in manifests]
+    # The longest form of every number: the real meta, written later, is never longer.
+    widest = [
+        Member(item.rid, MAX_INDEX, MAX_INDEX, 3, item.readers, manifest, 2**40)
+        for item, manifest in zip(items, packed, strict=True)
+    ]
+    meta_bytes = len(pack_meta(edge, widest))
+    data_offset = arena_blocks.header_bytes(meta_bytes)
+    size = layout.data_bytes(manifests)
+    rid = items[0].rid if len(items) == 1 else None
+    limit = int(session.limits.get("max_request_bytes", 0)) // 2
+    if limit and meta_bytes > limit:
+        raise PayloadTooLarge(
+            "the payload's keys and shapes do not fit into a message",
+            rid=rid,
+            edge=str(edge),
+            size=meta_bytes,
+            limit=limit,
+        )
+    pool = int(session.limits.get("pool", 0)) // 64 * 64
+    need = layout.align_up(data_offset + size)
+    if pool and need > pool:
+        raise PayloadTooLarge("the payload can never fit into the pool", rid=rid, edge=str(edge), size=need, limit=pool)
+    length = size_class(need)
+    return _Plan(manifests, packed, data_offset, size, min(length, pool) if pool else length)
+
+
+def _acquire(session: Session, edge: Edge, plan: _Plan, rids: tuple[str, ...], timeout: float) -> Verb[ReservedBlock]:
+    """A block from the shelf, or the broker's next free one. What it yields for is its waiting."""
+    now = time.monotonic()
+    with session.lock:
+        block = session.blocks.pop(plan.length, now)
+        _ask_ahead(session, edge, plan.length)
+        if block is None:
+            request = session.ask(
+                lambda n: msg.Reserve(n, edge, (plan.length,), timeout, rids[:64], False), timeout, rids
+            )
+    session.wake()
+    if block is not None:
+        return block
+    try:
+        granted: list[ReservedBlock] = yield request.future
+    except BaseException:
+        with session.lock:
+            session.cancel(request)
+            if request.future.done() and request.future.exception() is None:
+                session.give_back(request.future.result())
+        session.wake()
+        raise
+    return granted[0]
+
+
+def _ask_ahead(session: Session, edge: Edge, length: int) -> None:
+    count = session.blocks.to_ask(length)
+    if not count or not session.up:
+        return
+    request = session.ask(lambda n: msg.Reserve(n, edge, (length,) * count, 0.0, (), True), 30.0)
+
+    def keep(future: Any) -> None:
+        # Runs in the I/O thread, under the session's lock.
+        granted = future.result() if future.exception() is None else []
+        if session.closed:
+            session.give_back(granted)
+        else:
+            session.blocks.add(length, count, granted)
+
+    request.future.add_done_callback(keep)
+
+
+def _seal(session: Session, edge: Edge, items: Sequence[Item], plan: _Plan, block: ReservedBlock) -> list[Ticket]:
+    """Give each member its index, write the header, store the ready word, queue the message. Lock held."""
+    session.must_be_open()
+    if block.arena is not session.arena:
+        raise BrokerLost("the broker was started anew while the payload was copied", path=session.tried)
+    members: list[Member] = []
+    tickets: list[Ticket] = []
+    placed: dict[str, int] = {}
+    for item, manifest, packed in zip(items, plan.manifests, plan.packed, strict=True):
+        index = session.outgoing.admit(edge, item.rid, item.index, item.attempt, session.seen)
+        if item.index is None and item.rid in placed:
+            index = placed[item.rid]
+        placed[item.rid] = index + 1
+        nbytes = sum(slot.nbytes for slot in manifest.slots)
+        members.append(Member(item.rid, index, item.attempt, item.flags, item.readers, packed, nbytes))
+        tickets.append(Ticket(edge, item.rid, index))
+    meta = pack_meta(edge, members)
+    offset, generation = block.handle
+    arena_blocks.write_header(
+        block.arena, offset, generation, session.number, 0, meta, len(members), plan.data_offset, plan.data_bytes
+    )
+    arena_blocks.seal(block.arena, offset, generation)
+    for member in members:
+        ends = bool(member.flags & (Flags.LAST | Flags.END_ONLY))
+        count = member.index if member.flags & Flags.END_ONLY else member.index + 1
+        session.outgoing.note_put(edge, member.rid, count - 1, ends, session.seen)
+    seen = _seen(session, edge, members)
+    session.post(msg.Seal(0, seen, edge, block.handle, plan.data_offset, tuple(members)), tickets)
+    return tickets
+
+
+def _seen(session: Session, edge: Edge, members: Sequence[Member]) -> int:
+    """What this session knew when it put. After lost notices, only what it knew when a stream was opened."""
+    seen = session.seen
+    for member in members:
+        stream = session.outgoing.streams[(edge, member.rid)]
+        if stream.unsure:
+            seen = min(seen, stream.seen)
+    return seen

@@ -1,0 +1,95 @@
+"""What is remembered of lives that ended: aborts for puts that come late, ends for those who ask."""
+
+from __future__ import annotations
+
+from connector.core.directory.effects import Notice
+from connector.core.directory.objects import Presence, Session, Tombstone
+from connector.core.directory.state import State
+from connector.core.errors import RequestAborted
+from connector.core.names import Edge
+
+
+def refuse_late(state: State, session: Session, edge: Edge, rid: str, seen: int) -> None:
+    """A put that was made before its session heard of the rid's abort must not go into a newer life.
+
+    Raises RequestAborted, and counts. A session that finished or began the rid after the abort means a new use.
+    """
+    tomb = state.tombstones.get(rid)
+    if tomb is not None and tomb.aborted and seen < tomb.number:
+        if session.cleared.get(rid) == tomb.number:
+            return
+        reason = tomb.reason
+    elif seen >= state.forgotten or rid in state.lives or rid in session.past:
+        return
+    else:
+        reason = "the session lags: this rid may be an aborted one"
+    session.late_puts += 1
+    state.counters["late_puts"] += 1
+    raise RequestAborted("the request was aborted before this put arrived", rid=rid, edge=str(edge), reason=reason)
+
+
+def clear(state: State, session: Session, rid: str) -> None:
+    """The session finishes or begins the rid: what it puts from now on is no late put of an aborted life."""
+    tomb = state.tombstones.get(rid)
+    if tomb is not None and tomb.aborted:
+        session.cleared[rid] = tomb.number
+
+
+def remember_end(state: State, rid: str) -> None:
+    """A life ended by itself. An abort that is remembered stays: puts may still come late."""
+    state.number += 1
+    known = state.tombstones.get(rid)
+    if known is not None and known.aborted:
+        state.tombstones[rid] = known._replace(ended_since=True)
+        return
+    _remember(state, rid, Tombstone(state.number, False, "finished"))
+
+
+def remember_abort(state: State, rid: str, reason: str) -> Tombstone:
+    """The rid was aborted: numbered, and every session will be told."""
+    state.number += 1
+    tomb = Tombstone(state.number, True, reason)
+    for session in state.sessions.values():
+        session.past.pop(rid, None)
+        _queue_notice(state, session, Notice(tomb.number, rid, reason, state.life_number))
+    _remember(state, rid, tomb)
+    return tomb
+
+
+def _remember(state: State, rid: str, tomb: Tombstone) -> None:
+    state.tombstones[rid] = tomb
+    state.graves.append((tomb.number, rid))
+    while len(state.graves) > state.settings.max_tombstones:
+        number, old = state.graves.popleft()
+        gone = _forget(state, number, old)
+        if gone is not None and gone.aborted:
+            state.forgotten = number
+
+
+def forget_passed(state: State) -> None:
+    """Tombstones go when every live session has passed them."""
+    seen = [session.seen for session in state.sessions.values() if session.presence is not Presence.CLOSING]
+    passed = min(seen, default=state.number)
+    while state.graves and state.graves[0][0] <= passed:
+        _forget(state, *state.graves.popleft())
+
+
+def _forget(state: State, number: int, rid: str) -> Tombstone | None:
+    """The tombstone, if it is still the rid's last one."""
+    tomb = state.tombstones.get(rid)
+    if tomb is None or tomb.number != number:
+        return None
+    del state.tombstones[rid]
+    for session in state.sessions.values():
+        session.cleared.pop(rid, None)
+    return tomb
+
+
+def _queue_notice(state: State, session: Session, notice: Notice) -> None:
+    """Kept until the session has room to hear; too many are replaced by the word that some are lost."""
+    if session.presence is Presence.CLOSING:
+        return
+    session.notices.append(notice)
+    if len(session.notices) > state.settings.max_notices:
+        session.notices.popleft()
+        session.notices_lost = True

@@ -1,0 +1,228 @@
+"""Compare the two runs, and say what happened: progress on stderr, tables on stdout, numbers as JSON."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+from pipelines import Outcome, Pipeline, Reference, Request
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from transport import Flow, raw_bytes
+
+#: Columns of a table that goes to no terminal.
+WIDTH = 110
+
+
+@dataclass
+class Run:
+    """All that one staged run left behind; flows by FROM:TO."""
+
+    pipeline: Pipeline
+    requests: list[Request]
+    pids: dict[str, int]
+    outcomes: dict[str, Outcome]
+    sent: dict[str, Flow]
+    received: dict[str, Flow]
+    counters: dict[str, Any]
+    files: dict[str, str] = field(default_factory=dict)
+
+
+HANDOVER = ("handover_p50_us", "handover_p99_us", "handover_idle_p50_us", "handover_idle_p99_us")
+
+
+def percentile(nanoseconds: list[int], share: float) -> float | None:
+    """In µs, the smallest value that at least `share` of all values do not exceed; None of none."""
+    if not nanoseconds:
+        return None
+    return sorted(nanoseconds)[max(0, math.ceil(share * len(nanoseconds)) - 1)] / 1e3
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal shape, dtype and bytes; unlike torch.equal, NaN equals itself and 0.0 is not -0.0."""
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(raw_bytes(a), raw_bytes(b))
+
+
+def differences(run: Run, reference: Reference) -> list[str]:
+    """A line per difference between the ends of an edge, the two runs, or the table and the broker's counters."""
+    found = []
+    for edge in run.pipeline.edges:
+        sent, received = run.sent[edge].digests, run.received[edge].digests
+        found += _unequal_chunks(edge, sent, received, "sent and received")
+        if edge in reference.digests:
+            found += _unequal_chunks(edge, received, reference.digests[edge], "received and made in one process")
+    for request in run.requests:
+        ours, uncut = run.outcomes[request.rid], reference.outcomes[request.rid]
+        if not same_bits(ours.wav, uncut.wav):
+            found.append(f"{request.rid}: the waveform is not that of the one process")
+        if uncut.codes is not None and (ours.codes is None or not same_bits(ours.codes, uncut.codes)):
+            found.append(f"{request.rid}: the codes are not those of the one process")
+    return found + _miscounts(run)
+
+
+def _unequal_chunks(edge: str, a: dict[str, list[str]], b: dict[str, list[str]], what: str) -> list[str]:
+    found = [f"{edge}: no payload passed"] if not a or not b else []
+    for rid in sorted(a.keys() | b.keys()):
+        left, right = a.get(rid, []), b.get(rid, [])
+        if len(left) != len(right):
+            found.append(f"{edge} {rid}: {what}: {len(left)} and {len(right)} payloads")
+        unequal = [i for i, (x, y) in enumerate(zip(left, right, strict=False)) if x != y]
+        if unequal:
+            found.append(f"{edge} {rid}: {what}: payload {unequal[0]} differs (and {len(unequal) - 1} more)")
+    return found
+
+
+def _miscounts(run: Run) -> list[str]:
+    found = []
+    for row in edge_rows(run):
+        for what in ("payloads", "bytes"):
+            if not row[what] == row[f"{what}_received"] == row[f"{what}_broker"]:
+                told = f"{row[what]} sent, {row[f'{what}_received']} received, {row[f'{what}_broker']} by the broker"
+                found.append(f"{row['edge']}: {what} do not agree: {told}")
+    for what, total in (("payloads", "payloads_sealed"), ("bytes", "bytes_sealed")):
+        ours = sum(row[what] for row in edge_rows(run))
+        if ours != run.counters[total]:
+            found.append(f"{what} in all: {ours} by the table, {run.counters[total]} by the broker")
+    return found
+
+
+def edge_rows(run: Run) -> list[dict[str, Any]]:
+    """Per edge: payloads and bytes by its writer, its reader and the broker; hand-over p50 and p99 in µs.
+
+    The idle ones are over the payloads that their reader was already waiting for; None where there were none.
+    """
+    rows = []
+    for edge in run.pipeline.edges:
+        sent, received = run.sent[edge], run.received[edge]
+        broker = run.counters["edges"].get(f"{edge}:0", {"payloads": 0, "bytes": 0})
+        rows.append(
+            {
+                "edge": edge,
+                "requests": len(sent.digests),
+                "payloads": sent.payloads,
+                "payloads_received": received.payloads,
+                "payloads_broker": broker["payloads"],
+                "bytes": sent.nbytes,
+                "bytes_received": received.nbytes,
+                "bytes_broker": broker["bytes"],
+                "handover_p50_us": percentile(received.handover_ns, 0.50),
+                "handover_p99_us": percentile(received.handover_ns, 0.99),
+                "handover_idle_p50_us": percentile(received.idle_ns, 0.50),
+                "handover_idle_p99_us": percentile(received.idle_ns, 0.99),
+            }
+        )
+    return rows
+
+
+def as_data(run: Run, found: list[str]) -> dict[str, Any]:
+    """The tables' numbers, for --json."""
+    rate = run.pipeline.samples_per_second
+    return {
+        "model": run.pipeline.name,
+        "identical": not found,
+        "differences": found,
+        "edges": edge_rows(run),
+        "stages": [{"stage": stage, "pid": run.pids[stage]} for stage in run.pipeline.stages],
+        "requests": [
+            {
+                "rid": request.rid,
+                "says": request.says,
+                "chunks": len(run.received[run.pipeline.edges[-1]].digests.get(request.rid, [])),
+                "seconds": run.outcomes[request.rid].wav.numel() / rate,
+                "wav": run.files[request.rid],
+            }
+            for request in run.requests
+        ],
+        "broker": run.counters,
+    }
+
+
+def _table(title: str, columns: list[str], numbers: set[str], rows: list[list[Any]], caption: str = "") -> Table:
+    table = Table(title=title, caption=caption or None, title_justify="left", caption_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
+    return table
+
+
+def print_tables(console: Console, data: dict[str, Any]) -> None:
+    """Requests, stages, and edges beside the broker's own counters."""
+    requests = [[r["rid"], r["chunks"], f"{r['seconds']:.2f}", r["wav"]] for r in data["requests"]]
+    columns = ["request", "chunks", "seconds", "file"]
+    console.print(_table("Requests", columns, {"chunks", "seconds"}, requests))
+    stages = [[stage["stage"], str(stage["pid"])] for stage in data["stages"]]
+    console.print(_table("Stage processes", ["stage", "pid"], {"pid"}, stages))
+    edges: list[list[Any]] = [
+        [
+            *(row[key] for key in ("edge", "requests", "payloads", "payloads_broker", "bytes", "bytes_broker")),
+            *("-" if row[key] is None else f"{row[key] / 1e3:.2f}" for key in HANDOVER),
+        ]
+        for row in data["edges"]
+    ]
+    total = [sum(row[i] for row in edges) for i in (2, 4)]
+    broker = [data["broker"]["payloads_sealed"], data["broker"]["bytes_sealed"]]
+    edges.append(["all", len(requests), total[0], broker[0], total[1], broker[1], "", "", "", ""])
+    columns = [
+        "edge",
+        "requests",
+        "payloads",
+        "by broker",
+        "bytes",
+        "by broker ",
+        "p50 ms",
+        "p99 ms",
+        "idle p50",
+        "idle p99",
+    ]
+    caption = "ms from put to the reader's hands, busy with earlier chunks or not; idle: it was waiting for this one"
+    console.print(_table("Hand-over", columns, set(columns[1:]), edges, caption))
+
+
+class Watch(AbstractContextManager["Watch"]):
+    """Progress on stderr: bars on a terminal, lines elsewhere."""
+
+    def __init__(self, requests: list[Request], samples_per_second: int) -> None:
+        self._console = Console(stderr=True)
+        self._rate = samples_per_second
+        self._started = time.monotonic()
+        columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[heard]}"))
+        self._bars = Progress(*columns, TimeElapsedColumn(), console=self._console)
+        self._samples = {request.rid: 0 for request in requests}
+        self._tasks: dict[str, TaskID] = {}
+
+    def say(self, line: str) -> None:
+        """One line, as it is."""
+        self._console.print(
+            f"{time.monotonic() - self._started:6.1f} s  {line}", markup=False, highlight=False, soft_wrap=True
+        )
+
+    def heard(self, rid: str, samples: int, last: bool) -> None:
+        """A chunk of speech of `rid` has come."""
+        self._samples[rid] += samples
+        told = f"{self._samples[rid] / self._rate:.2f} s of speech{', complete' if last else ''}"
+        if not self._console.is_terminal:
+            self.say(f"{rid}: {told}")
+            return
+        if not self._tasks:
+            self._bars.start()
+            self._tasks = {r: self._bars.add_task(r, total=None, heard="") for r in self._samples}
+        if last:
+            self._bars.update(self._tasks[rid], total=1, completed=1)
+        self._bars.update(self._tasks[rid], heard=told)
+
+    def close_bars(self) -> None:
+        """The bars, if there are any, stand still from here on."""
+        if self._tasks:
+            self._bars.stop()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close_bars()
