@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from connector.client.edge import TAKE_TIMEOUT, EdgeVerbs
-from connector.client.node import CLOSE_TIMEOUT, Node, NodeBase
+from connector.client.node import CLOSE_TIMEOUT, NodeBase
 from connector.client.outgoing import Ticket
 from connector.client.payload import Payload
 from connector.client.reading import Polled
@@ -120,7 +120,7 @@ class AsyncNode(NodeBase):
 
     async def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """As Node.close."""
-        await asyncio.get_running_loop().run_in_executor(None, Node.close, self, timeout)
+        await asyncio.get_running_loop().run_in_executor(None, self._close, timeout)
 
     async def __aenter__(self) -> AsyncNode:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +153,20 @@ class NodeBase:
         if error is not None:
             raise error
 
+    def _close(self, timeout: float) -> None:
+        if os.getpid() != self._pid:
+            return
+        self._link.close(timeout)
+        self._link.quiet.wait(timeout + 1.0)
+        if not self.session.held:
+            self._link.thread.join(timeout + 1.0)
+        if self._broker is not None:
+            self._broker.end(timeout)
+
+
+def _list_page(after: int, last: int, filters: dict[str, str], number: int) -> msg.ListPage:
+    return msg.ListPage(number, after, last, 1000, dict(filters))
+
 
 def _finished(rid: str, edge: EdgeName) -> ConnectorError:
     return Gone("the request was finished by this node while it waited", rid=rid, edge=str(edge))
@@ -216,8 +231,7 @@ class Node(NodeBase):
         """Live payloads, oldest first, page by page. Filters: edge, rid, rid_prefix, key_prefix, state."""
         after, last, seen = 0, int(self.status()["snapshot"]), 0
         while last:
-            start = after
-            page = run(self._ask(lambda n: msg.ListPage(n, start, last, 1000, dict(filters))))
+            page = run(self._ask(partial(_list_page, after, last, filters)))
             for row in page.rows:
                 yield row
                 seen += 1
@@ -249,14 +263,7 @@ class Node(NodeBase):
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Send what is queued, say good-bye, end. Views stay valid and are released as they die. Idempotent."""
-        if os.getpid() != self._pid:
-            return
-        self._link.close(timeout)
-        self._link.quiet.wait(timeout + 1.0)
-        if not self.session.held:
-            self._link.thread.join(timeout + 1.0)
-        if self._broker is not None:
-            self._broker.end(timeout)
+        self._close(timeout)
 
     def __enter__(self) -> Node:
         return self

@@ -45,7 +45,11 @@ class Payload(Mapping[str, "torch.Tensor"]):
         self.redelivered: bool = bool(told.flags & Flags.REDELIVERED)
 
     def __getitem__(self, key: str) -> torch.Tensor:
-        return self._tensors[key]
+        found = self._tensors.get(key)
+        if found is None:
+            there = ", ".join(sorted(self._tensors)) or "none (released, or an empty payload)"
+            raise KeyError(f"no tensor {key!r} in {self.rid}[{self.index}] on {self.edge}; there are: {there}")
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from connector.arena.arena import Arena
@@ -144,7 +145,7 @@ class Session:
                 out.append(message)
             while self.flush_marks:
                 mark = self.flush_marks.popleft()
-                self.outgoing.when_acked(lambda error, mark=mark: self._flushed(mark, error))
+                self.outgoing.when_acked(partial(self._flushed, mark))
             for start in range(0, len(freed), BATCH):
                 release = msg.Release(0, tuple(freed[start : start + BATCH]))
                 self.outgoing.number_it(release)

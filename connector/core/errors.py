@@ -188,7 +188,8 @@ def _rebuild(cls: type[ConnectorError], message: str, facts: dict[str, Any]) -> 
 def from_code(code: str, message: str, facts: Mapping[str, Any]) -> ConnectorError:
     """The error that a peer named. An unknown code (a newer peer) gives the base class."""
     cls = BY_CODE.get(code, ConnectorError)
-    named = {str(k): v for k, v in facts.items()}
+    # These names are arguments of the constructor; a peer's fact may not stand for them.
+    named = {str(k): v for k, v in facts.items() if k not in ("self", "message")}
     if cls is ConnectorError and code != "ConnectorError":
         named["code"] = code
     return cls(message, **named)

@@ -60,7 +60,8 @@ def check_text(text: object, what: str, limit: int) -> str:
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise InvalidPayload(f"{what} holds a lone surrogate: it has no UTF-8 form", **{what: ascii(text)[:80]}) from None
+        told = {what: ascii(text)[:80]}
+        raise InvalidPayload(f"{what} holds a lone surrogate: it has no UTF-8 form", **told) from None
     if size > limit:
         raise InvalidPayload(f"{what} is too long", size=size, limit=limit, **{what: text[:40] + "…"})
     return text

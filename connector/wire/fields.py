@@ -136,7 +136,6 @@ def _edge(*parts: Any) -> Edge:
 
 
 def _error(code: str, message: str, told: dict[str, Any]) -> ConnectorError:
-    told.pop("message", None)
     return from_code(code, message, told)
 
 

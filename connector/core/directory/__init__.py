@@ -20,6 +20,7 @@ from connector.core.directory import (
     sealing,
     sessions,
     takes,
+    unclaimed,
 )
 from connector.core.directory import events as ev
 from connector.core.directory.effects import Acked, AskResend, Effect, StopSession
@@ -58,6 +59,10 @@ HANDLERS: dict[type[ev.Event], Callable[..., None]] = {
 NUMBERED = (ev.Returned, ev.Sealed, ev.Released, ev.Began, ev.Finished, ev.Aborted)
 
 
+#: What a session may still say after its good-bye.
+PARTING = (ev.Left, ev.Died, ev.Heard, ev.Taken, ev.Released)
+
+
 class Directory:
     """The broker's memory. `state` may be read by anyone and is changed by `handle` alone."""
 
@@ -75,15 +80,14 @@ class Directory:
         elif isinstance(event, ev.Stopping):
             self._stop()
         elif event.session in state.sessions or isinstance(event, (ev.Joined, ev.Died)):
-            if self._is_next(event):
+            if self._is_next(event) and self._may(event):
                 HANDLERS[type(event)](state, event)
         if state.room_changed:
             room.serve(state)
         delivery.pump(state)
         sessions.send_notices(state)
-        closing = state.sessions.get(event.session)
-        if closing is not None and closing.presence is Presence.CLOSING:
-            sessions.expel_if_done(state, closing)
+        for session in list(state.sessions.values()):
+            sessions.expel_if_done(state, session)
         out, state.out = state.out, []
         return out
 
@@ -98,6 +102,11 @@ class Directory:
     def story(self, rid: str, edge: Edge | None = None, index: int | None = None) -> list[StoryLine]:
         """What happened to a payload, oldest first."""
         return self.state.story(rid, edge, index)
+
+    def _may(self, event: ev.Event) -> bool:
+        """A session that said good-bye only gives back what it has left."""
+        session = self.state.sessions.get(event.session)
+        return session is None or session.presence is not Presence.CLOSING or isinstance(event, PARTING)
 
     def _is_next(self, event: ev.Event) -> bool:
         """A numbered event is applied once, and in order."""
@@ -123,7 +132,7 @@ class Directory:
             elif timer.kind == "deadlock":
                 deadlock.check(state)
             elif isinstance(timer.subject, Stream):
-                delivery.look_after_unclaimed(state, timer.subject)
+                unclaimed.look(state, timer.subject)
             elif timer.subject is not None:
                 due = takes.take_due if timer.kind == "take" else room.room_due
                 due(state, *timer.subject)

@@ -12,7 +12,7 @@ from connector.core.errors import InvariantBroken
 def validate(state: State) -> None:
     """Raise InvariantBroken if any two tables contradict each other."""
     state.allocator.validate()
-    _check(set(extent.offset for extent in state.allocator.live()) == set(state.blocks), "live extents are the blocks")
+    _check({extent.offset for extent in state.allocator.live()} == set(state.blocks), "live extents are the blocks")
     _check(len(state.entries) + len(state.blocks) == state.settings.max_blocks, "entries are conserved")
     _check(state.generation <= state.ceiling, "no generation above the ceiling")
     chunks = 0
@@ -80,12 +80,15 @@ def _check_session(state: State, session: Session) -> None:
 
 
 def _check_edges(state: State) -> None:
-    used = dict.fromkeys(state.edges, 0)
+    used, reserved = dict.fromkeys(state.edges, 0), dict.fromkeys(state.edges, 0)
     for block in state.blocks.values():
         if block.edge is not None:
             used[block.edge] += block.length
+        elif block.meant is not None:
+            reserved[block.meant] += block.length
     for name, edge in state.edges.items():
         _check(edge.used == used[name], "an edge's bytes", edge=str(name), told=edge.used, real=used[name])
+        _check(edge.reserved == reserved[name], "an edge's reserved bytes", edge=str(name), real=reserved[name])
         for waiter in edge.waiters:
             session = state.sessions.get(waiter.session)
             _check(
@@ -104,6 +107,8 @@ def _check_edges(state: State) -> None:
 def _check_lives(state: State) -> None:
     for rid, lives in state.lives.items():
         _check(bool(lives), "no empty list of lives", rid=rid)
+        numbers = [life.number for life in lives]
+        _check(numbers == sorted(set(numbers)), "lives in their order", rid=rid)
         for life in lives:
             _check(not life.over, "an open life is not over", rid=rid)
             _check(
@@ -118,3 +123,4 @@ def _check_lives(state: State) -> None:
                 )
                 _check(held == sum(share.held for share in stream.shares), "held shares", rid=rid, edge=str(edge))
                 _check(stream.low <= stream.high, "low <= high", rid=rid)
+                _check(all(index > stream.low for index in stream.above), "above is above low", rid=rid)

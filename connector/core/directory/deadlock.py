@@ -28,9 +28,9 @@ def check(state: State) -> None:
     waiters = [waiter for edge in state.edges.values() for waiter in edge.waiters]
     if not waiters:
         return
-    quiet = state.now - state.last_progress
-    if quiet < state.settings.deadlock_after:
-        arm(state, state.last_progress + state.settings.deadlock_after)
+    due = state.last_progress + state.settings.deadlock_after
+    if state.now < due:
+        arm(state, due)
         return
     arm(state, state.now + state.settings.deadlock_after)
     if len(waiters) < 2 or not state.blocks or not _all_stuck(state, waiters):
@@ -61,20 +61,24 @@ def _all_stuck(state: State, waiters: list[RoomWaiter]) -> bool:
         for take in session.takes.values():
             if (take.edge, take.rid) in blocked_streams:
                 stuck_readers.add(session.id)
-    return all(_is_stuck(state, block, putters, stuck_readers) for block in state.blocks.values())
+    looked_at = {id(block) for session in state.sessions.values() for block in session.inspecting.values()}
+    return all(
+        id(block) not in looked_at and _is_stuck(state, block, putters, stuck_readers)
+        for block in state.blocks.values()
+    )
 
 
 def _is_stuck(state: State, block: Block, putters: set[int], stuck_readers: set[int]) -> bool:
-    if block.session in putters and block.edge is None:
-        return True
     if block.edge is None:
-        return False
+        return block.session in putters
     subscriptions = state.edge(block.edge).subscriptions
     for chunk in block.members:
         for reader, share in enumerate(chunk.shares if chunk else ()):
             if share is ShareState.RELEASED:
                 continue
             assert chunk is not None
+            if chunk.void:
+                return False
             subscription = subscriptions.get(reader)
             holder = chunk.holders[reader] or (subscription.session if subscription else 0)
             if holder not in stuck_readers:

@@ -19,12 +19,11 @@ from connector.core.directory.objects import (
     Session,
     Share,
     Stream,
-    Subscription,
     Told,
 )
 from connector.core.directory.state import State
 from connector.core.directory.transitions import ShareState, next_share
-from connector.core.errors import ReadersMismatch, Unclaimed
+from connector.core.errors import ReadersMismatch
 from connector.core.names import Edge
 
 #: Chunks of one rid in a row before the next rid gets its turn.
@@ -46,6 +45,7 @@ def open_shares(state: State, stream: Stream, readers: int) -> None:
                 opened_for=readers,
             )
             state.emit(StreamFailed(subscription.session, stream.edge, reader, stream.rid, stream.life.number, error))
+            answer_takes(state.sessions[subscription.session], stream.edge, reader, stream.rid)
         elif reader < readers and subscription.session in stream.life.finished_by:
             stream.shares[reader].closed = True
 
@@ -72,13 +72,18 @@ def touch_rid(state: State, edge: EdgeState, reader: int, rid: str) -> None:
 
 def claimed(state: State, event: Claimed) -> None:
     """A caller wants this rid by name."""
-    edge = state.edge(event.edge)
-    subscription = edge.subscriptions.get(event.reader)
-    if subscription is None or subscription.session != event.session:
+    claim(state, event.session, event.edge, event.reader, event.rid)
+
+
+def claim(state: State, session: int, edge_name: Edge, reader: int, rid: str) -> None:
+    """From now on the rid is not pushed, but sent in a window of its own. Only its reader can claim it."""
+    edge = state.edge(edge_name)
+    subscription = edge.subscriptions.get(reader)
+    if subscription is None or subscription.session != session:
         return
-    subscription.claims.add(event.rid)
-    subscription.ready.pop(event.rid, None)
-    touch_rid(state, edge, event.reader, event.rid)
+    subscription.claims.add(rid)
+    subscription.ready.pop(rid, None)
+    touch_rid(state, edge, reader, rid)
 
 
 def pump(state: State) -> None:
@@ -105,8 +110,14 @@ def _pump_reader(state: State, edge: EdgeState, reader: int) -> None:
         rid, _ = turns.popitem(last=False)
         if _send_rid(state, session, edge, reader, rid, False, batch, TURN):
             turns[rid] = None
+    _flush(state, session, batch)
+
+
+def _flush(state: State, session: Session, batch: list[Descriptor]) -> None:
+    """Say what was gathered: nothing that is said of a stream's end may overtake its chunks."""
     if batch:
         state.emit(Deliver(session.id, tuple(batch)))
+        batch.clear()
 
 
 def _send_rid(
@@ -129,8 +140,10 @@ def _send_rid(
             return False
         if not claimed_ and session.pushed >= state.settings.window:
             return True
-        chunk = _next_chunk(state, session, stream, reader)
+        chunk = _next_chunk(stream, reader)
         if chunk is None:
+            _flush(state, session, batch)
+            _tell_rest(state, session, stream, reader)
             return False
         batch.append(_deliver(state, session, chunk, reader, claimed_))
     return True
@@ -152,8 +165,8 @@ def _may_see(session: Session, edge: EdgeState, stream: Stream, reader: int) -> 
     return bound is None or bound is stream.life or bound.over
 
 
-def _next_chunk(state: State, session: Session, stream: Stream, reader: int) -> Chunk | None:
-    """The next chunk due to the reader; tells END or failure when there is none."""
+def _next_chunk(stream: Stream, reader: int) -> Chunk | None:
+    """The next chunk due to the reader, if it is there."""
     share = stream.shares[reader]
     while True:
         index = share.redo[0] if share.redo else share.cursor
@@ -161,13 +174,17 @@ def _next_chunk(state: State, session: Session, stream: Stream, reader: int) -> 
         if chunk is not None and chunk.shares[reader] is ShareState.PENDING:
             return chunk
         if not share.redo:
-            break
+            return None
         share.redo.pop(0)
+
+
+def _tell_rest(state: State, session: Session, stream: Stream, reader: int) -> None:
+    """No chunk is due: tell END or failure, if that is why."""
+    share = stream.shares[reader]
     if stream.end is not None and share.cursor >= stream.end:
         _tell_end(state, session, stream, reader)
     elif stream.failure is not None:
-        tell_failure(state, session, stream, reader)
-    return None
+        _tell_failure(state, session, stream, reader)
 
 
 def _deliver(state: State, session: Session, chunk: Chunk, reader: int, claimed_: bool) -> Descriptor:
@@ -196,7 +213,8 @@ def _deliver(state: State, session: Session, chunk: Chunk, reader: int, claimed_
     else:
         session.pushed += 1
     lives.bind(session, stream.life)
-    forget_takes(session, stream.edge, reader, stream.rid)
+    if not flags & Flags.END_ONLY:
+        answer_takes(session, stream.edge, reader, stream.rid, 1)
     state.tell("delivered", stream.edge, stream.rid, chunk.index, session.id)
     return Descriptor(
         stream.edge,
@@ -241,81 +259,23 @@ def _tell_end(state: State, session: Session, stream: Stream, reader: int) -> No
     lives.settle(state, stream)
 
 
-def tell_failure(state: State, session: Session, stream: Stream, reader: int) -> None:
+def _tell_failure(state: State, session: Session, stream: Stream, reader: int) -> None:
     """The reader has had all that came in order; the rest, behind a hole, is dropped."""
     assert stream.failure is not None
     stream.shares[reader].closed = True
     state.emit(StreamFailed(session.id, stream.edge, reader, stream.rid, stream.life.number, stream.failure))
-    forget_takes(session, stream.edge, reader, stream.rid)
+    answer_takes(session, stream.edge, reader, stream.rid)
     for chunk in list(stream.chunks.values()):
         releasing.drop_pending(state, chunk, reader)
     lives.settle(state, stream)
 
 
-def forget_takes(session: Session, edge: Edge, reader: int, rid: str) -> None:
-    """Whoever waited for this was answered by what was just sent."""
-    for request in session.taking.pop((edge, reader, rid), ()):
-        session.takes.pop(request, None)
-
-
-def watch(state: State, stream: Stream) -> None:
-    """Start the clock for payloads that nobody claims, unless it runs."""
-    if not stream.watched:
-        stream.watched = True
-        state.arm(state.now + _patience(state, stream), "unclaimed", stream)
-
-
-def look_after_unclaimed(state: State, stream: Stream) -> None:
-    """The clock fired: fail the stream if a payload, or its failure, has waited too long for a reader."""
-    stream.watched = False
-    patience = _patience(state, stream)
-    if stream.failure is not None:
-        _give_up(state, stream, patience)
-        return
-    waiting = [chunk for chunk in stream.chunks.values() if _is_unclaimed(state, chunk)]
-    oldest = min((chunk.sealed_at for chunk in waiting), default=state.now)
-    if not waiting or state.now - oldest < patience:
-        if stream.chunks:
-            stream.watched = True
-            state.arm(oldest + patience, "unclaimed", stream)
-        return
-    error = Unclaimed(
-        "no reader came for the payload",
-        rid=stream.rid,
-        edge=str(stream.edge),
-        age=round(state.now - oldest, 3),
-        limit=patience,
-        size=sum(chunk.nbytes for chunk in waiting),
-    )
-    lives.fail_stream(state, stream, error)
-    releasing.void_stream(state, stream)
-
-
-def _give_up(state: State, stream: Stream, patience: float) -> None:
-    """Nobody came to hear of a failure: forget it."""
-    if state.now - stream.failed_at < patience:
-        stream.watched = True
-        state.arm(stream.failed_at + patience, "unclaimed", stream)
-        return
-    for share in stream.shares:
-        share.closed = True
-    releasing.void_stream(state, stream)
-    lives.settle(state, stream)
-
-
-def _is_unclaimed(state: State, chunk: Chunk) -> bool:
-    edge = state.edge(chunk.stream.edge)
-    return any(
-        share is ShareState.PENDING and not _comes_for(edge.subscriptions.get(reader), chunk.stream)
-        for reader, share in enumerate(chunk.shares)
-    )
-
-
-def _comes_for(subscription: Subscription | None, stream: Stream) -> bool:
-    if subscription is None or subscription.readers != stream.readers:
-        return False
-    return subscription.push or stream.rid in subscription.claims
-
-
-def _patience(state: State, stream: Stream) -> float:
-    return state.settings.unclaimed_edges.get(stream.edge, state.settings.unclaimed_after)
+def answer_takes(session: Session, edge: Edge, reader: int, rid: str, most: int | None = None) -> None:
+    """Those who waited first, `most` of them, are answered by what was just sent; None: all of them."""
+    key = (edge, reader, rid)
+    requests = session.taking.get(key, [])
+    for request in requests[:most]:
+        del session.takes[request]
+    del requests[:most]
+    if not requests:
+        session.taking.pop(key, None)

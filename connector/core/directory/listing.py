@@ -43,7 +43,7 @@ class PayloadRow(NamedTuple):
 
 def payload_state(chunk: Chunk) -> str:
     """The furthest state of any of its readers that has not released: taken, delivered or sealed."""
-    if chunk.stream.life.over or chunk.stream.failure is not None:
+    if chunk.void:
         return "void"
     if ShareState.TAKEN in chunk.shares:
         return "taken"
@@ -105,10 +105,9 @@ def who(state: State, session_id: int) -> str:
 def find(state: State, edge: Edge, rid: str, index: int | None) -> Chunk | None:
     """A live payload by name; without an index the first of the rid. Void ones are not found."""
     for stream in state.edges[edge].streams.get(rid, ()) if edge in state.edges else ():
-        if index is None and stream.chunks:
-            return stream.chunks[min(stream.chunks)]
-        if index is not None and index in stream.chunks:
-            return stream.chunks[index]
+        live = [number for number, chunk in stream.chunks.items() if not chunk.void and index in (None, number)]
+        if live:
+            return stream.chunks[min(live)]
     return None
 
 
@@ -149,6 +148,7 @@ def edge_row(state: State, edge_name: Edge) -> dict[str, object]:
         "payloads_live": edge.payloads_sealed - edge.payloads_released,
         "bytes_sealed": edge.bytes_sealed,
         "bytes_used": edge.used,
+        "bytes_reserved": edge.reserved,
         "requests": len(edge.streams),
         "waiting_puts": len(edge.waiters),
         "oldest_wait": round(max((state.now - w.since for w in edge.waiters), default=0.0), 3),

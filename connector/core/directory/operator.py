@@ -54,6 +54,7 @@ def removed(state: State, event: Removed) -> None:
 
 
 def _remove(state: State, chunk: Chunk, force: bool) -> bool:
+    chunk.void = True
     for reader in range(len(chunk.shares)):
         releasing.drop_pending(state, chunk, reader)
         holder = state.sessions.get(chunk.holders[reader])

@@ -18,6 +18,7 @@ def taken(state: State, event: Taken) -> None:
         if told is None or told.chunk.shares[hold.reader] is not ShareState.DELIVERED:
             continue
         told.chunk.shares[hold.reader] = next_share(ShareState.DELIVERED, "take")
+        lives.touched(session, told.chunk.stream.life)
         state.tell("taken", told.chunk.stream.edge, told.chunk.stream.rid, told.chunk.index, session.id)
         delivery.return_credit(state, session, told, hold.reader)
 
@@ -45,6 +46,7 @@ def release_hold(state: State, session: Session, hold: Hold) -> None:
     if told is None:
         return
     chunk = told.chunk
+    lives.touched(session, chunk.stream.life)
     session.held_bytes -= chunk.nbytes
     if chunk.shares[hold.reader] is ShareState.DELIVERED:
         delivery.return_credit(state, session, told, hold.reader)
@@ -108,6 +110,7 @@ def void_stream(state: State, stream: Stream) -> tuple[int, int, int]:
     freed = size = held = 0
     drops: dict[int, list[Hold]] = {}
     for chunk in list(stream.chunks.values()):
+        chunk.void = True
         for reader in range(len(chunk.shares)):
             drop_pending(state, chunk, reader)
             if chunk.holders[reader]:
@@ -118,7 +121,7 @@ def void_stream(state: State, stream: Stream) -> tuple[int, int, int]:
             size += chunk.nbytes
         else:
             held += 1
-    for session, holds in drops.items():
+    for session, holds in sorted(drops.items()):
         state.emit(DropHolds(session, tuple(holds)))
     return freed, size, held
 
@@ -140,7 +143,7 @@ def give_back(state: State, session: Session, block: Block, verb: str) -> None:
 
 
 def free_if_done(state: State, block: Block) -> None:
-    """The only way a sealed block is freed. While it is being sealed, members may still come."""
+    """The only way a sealed block is freed."""
     if block.state is BlockState.SEALED and block.outstanding == 0:
         _free(state, block, "last release")
 
@@ -152,6 +155,8 @@ def _free(state: State, block: Block, verb: str) -> None:
     state.entries.append(block.entry)
     if block.edge is not None:
         state.edge(block.edge).used -= block.length
+    elif block.meant is not None:
+        state.edge(block.meant).reserved -= block.length
     state.counters["blocks_freed"] += 1
     state.room_changed = True
     state.last_progress = state.now

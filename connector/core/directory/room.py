@@ -13,26 +13,31 @@ from connector.core.directory.events import Reserve, Resynced
 from connector.core.directory.objects import Block, EdgeState, RoomWaiter, Session
 from connector.core.directory.releasing import give_back
 from connector.core.directory.state import State
-from connector.core.errors import PayloadTooLarge, PoolFull
-from connector.core.names import Handle
+from connector.core.errors import BrokerStopping, ConnectorError, PayloadTooLarge, PoolFull
+from connector.core.layout import align_up
+from connector.core.names import Edge, Handle
 
 
 def reserve(state: State, event: Reserve) -> None:
     """Grant, queue or refuse. A reservation ahead is never queued and yields to those who wait."""
     session = state.session(event.session)
+    if state.stopping:
+        error = BrokerStopping("the broker is stopping", edge=str(event.edge))
+        state.emit(Refused(session.id, event.request, error))
+        return
     if event.ahead:
         _reserve_ahead(state, session, event)
         return
     size = sum(event.sizes)
     if size > state.settings.pool:
-        error = PayloadTooLarge(
+        too_large = PayloadTooLarge(
             "the payload can never fit into the pool",
             edge=str(event.edge),
             rid=event.rids[0] if event.rids else None,
             size=size,
             limit=state.settings.pool,
         )
-        state.emit(Refused(session.id, event.request, error))
+        state.emit(Refused(session.id, event.request, too_large))
         return
     edge = state.edge(event.edge)
     waiter = RoomWaiter(
@@ -51,14 +56,14 @@ def _reserve_ahead(state: State, session: Session, event: Reserve) -> None:
     blocks: list[tuple[Handle, int]] = []
     settings = state.settings
     if not any(edge.waiters for edge in state.edges.values()):
-        for size in event.sizes:
+        for size in map(align_up, event.sizes):
             over_session = session.reserved_bytes + size > settings.ahead_session
             over_total = state.reserved_bytes + size > settings.ahead_total * settings.pool
             if over_session or over_total:
                 break
             if state.allocator.free_bytes - size < settings.edge_guard * settings.pool:
                 break
-            block = _take_block(state, session, size)
+            block = _take_block(state, session, event.edge, size)
             if block is None:
                 break
             blocks.append((block.handle, block.length))
@@ -66,31 +71,46 @@ def _reserve_ahead(state: State, session: Session, event: Reserve) -> None:
 
 
 def serve(state: State) -> None:
-    """Give room to those who wait, in order, until the first that does not fit."""
+    """Give room to those who wait, until nobody can have any."""
     state.room_changed = False
-    while True:
-        heads = [edge for edge in state.edges.values() if edge.waiters]
-        if not heads:
-            _end_recall(state)
-            return
-        share = fair_share(state)
-        heads.sort(key=lambda edge: (edge.used + edge.waiters[0].size > share, edge.waiters[0].order))
-        edge = heads[0]
-        if not _may_have(state, edge, edge.waiters[0].size, share):
-            return
+    while _serve_one(state):
+        pass
+    if not any(edge.waiters for edge in state.edges.values()):
+        _end_recall(state)
+
+
+def _serve_one(state: State) -> bool:
+    """Serve the first edge that can be: those below their share first, then by age.
+
+    Edges below their share do not wait for each other: what keeps one from its room may be another edge's
+    slow reader. An edge above its share waits behind all of them, and behind older ones like it.
+    """
+    share = fair_share(state)
+    heads = [edge for edge in state.edges.values() if edge.waiters]
+    heads.sort(key=lambda edge: (_is_over(edge, share), edge.waiters[0].order))
+    for place, edge in enumerate(heads):
+        if place and _is_over(edge, share):
+            return False
         waiter = edge.waiters[0]
-        session = state.sessions[waiter.session]
-        block = _take_block(state, session, waiter.size)
-        if block is None:
-            return
-        edge.waiters.popleft()
-        session.rooms.pop(waiter.request, None)
-        state.emit(Granted(session.id, waiter.request, ((block.handle, block.length),)))
+        if not _may_have(state, edge, waiter.size, share):
+            continue
+        block = _take_block(state, state.sessions[waiter.session], edge.edge, waiter.size)
+        if block is not None:
+            edge.waiters.popleft()
+            state.sessions[waiter.session].rooms.pop(waiter.request, None)
+            state.emit(Granted(waiter.session, waiter.request, ((block.handle, block.length),)))
+            return True
+    return False
+
+
+def _is_over(edge: EdgeState, share: float) -> bool:
+    """Whether the next block would bring the edge above its share. Granted blocks count before they are sealed."""
+    return edge.used + edge.reserved + edge.waiters[0].size > share
 
 
 def fair_share(state: State) -> float:
     """The pool divided by the edges in use: those with bytes, waiters or readers."""
-    in_use = sum(1 for edge in state.edges.values() if edge.used or edge.waiters or edge.subscriptions)
+    in_use = sum(1 for edge in state.edges.values() if edge.used or edge.reserved or edge.waiters or edge.subscriptions)
     return state.settings.pool / max(in_use, 1)
 
 
@@ -98,13 +118,13 @@ def _may_have(state: State, edge: EdgeState, size: int, share: float) -> bool:
     left = state.allocator.free_bytes - size
     if left < 0:
         return False
-    if edge.used + size <= share or left >= state.settings.edge_guard * state.settings.pool:
+    if edge.used + edge.reserved + size <= share or left >= state.settings.edge_guard * state.settings.pool:
         return True
     # Nothing else is in the pool: a payload larger than its edge's share still gets through.
     return state.allocator.used == 0
 
 
-def _take_block(state: State, session: Session, size: int) -> Block | None:
+def _take_block(state: State, session: Session, edge: Edge, size: int) -> Block | None:
     if not state.entries:
         return None
     if state.generation + 1 > state.ceiling:
@@ -115,7 +135,8 @@ def _take_block(state: State, session: Session, size: int) -> Block | None:
         return None
     state.generation += 1
     handle = Handle(extent.offset, extent.generation)
-    block = Block(handle, extent.length, state.entries.pop(), session.id)
+    block = Block(handle, extent.length, state.entries.pop(), session.id, meant=edge)
+    state.edge(edge).reserved += extent.length
     state.blocks[extent.offset] = block
     session.reserved[extent.offset] = block
     session.reserved_bytes += extent.length
@@ -167,6 +188,19 @@ def room_due(state: State, session_id: int, request: int) -> None:
 def drop_waiter(state: State, session: Session, waiter: RoomWaiter) -> None:
     session.rooms.pop(waiter.request, None)
     state.edge(waiter.edge).waiters.remove(waiter)
+
+
+def refuse_waiters(
+    state: State, edge: EdgeState, rid: str, error: ConnectorError, sessions: set[int] | None = None
+) -> None:
+    """Puts of this rid alone (of these sessions) can only be refused later: they need not wait for room."""
+    for waiter in list(edge.waiters):
+        if waiter.rids == (rid,) and (sessions is None or waiter.session in sessions):
+            session = state.sessions[waiter.session]
+            drop_waiter(state, session, waiter)
+            facts = {"edge": str(edge.edge), **error.facts}
+            state.emit(Refused(session.id, waiter.request, type(error)(error.message, **facts)))
+            state.room_changed = True
 
 
 def usage(state: State) -> dict[str, object]:

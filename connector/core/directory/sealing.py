@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from connector.core.directory import delivery, lives, releasing
+from connector.core.directory import delivery, lives, releasing, unclaimed
 from connector.core.directory.effects import PutFailed, PutNoted
 from connector.core.directory.events import Flags, Member, Sealed
 from connector.core.directory.objects import Block, Chunk, EdgeState, Session, Stream
@@ -29,21 +29,30 @@ def seal(state: State, event: Sealed) -> None:
             "the sealed block is not reserved by this session", edge=str(event.edge), offset=event.handle.offset
         )
         for place, member in enumerate(event.members):
-            _refuse(state, session, edge, event, place, member, error)
+            _refuse(state, session, edge, event, place, error)
+            life = session.bound.get(member.rid)
+            stream = life.streams.get(event.edge) if life else None
+            if stream is not None and session.id in stream.writers:
+                _poison(state, stream, member, error)
         return
     del session.reserved[block.handle.offset]
     session.reserved_bytes -= block.length
     state.reserved_bytes -= block.length
     block.state = next_block(block.state, "seal")
+    if block.meant is not None:
+        state.edge(block.meant).reserved -= block.length
     block.edge = event.edge
     block.data_offset = event.data_offset
     edge.used += block.length
-    for place, member in enumerate(event.members):
+    # One pair more, so that the block is not freed before its last member has come.
+    block.outstanding += 1
+    for place in range(len(event.members)):
         block.members.append(None)
         try:
             _place(state, session, event, block, place)
         except ConnectorError as error:
-            _refuse(state, session, edge, event, place, member, error)
+            _refuse(state, session, edge, event, place, error)
+    block.outstanding -= 1
     releasing.free_if_done(state, block)
 
 
@@ -59,14 +68,18 @@ def _own_block(session: Session, event: Sealed) -> Block | None:
 def _place(state: State, session: Session, event: Sealed, block: Block, place: int) -> None:
     member = event.members[place]
     life = lives.life_for_put(state, session, event.edge, member.rid, event.seen)
-    lives.bind(session, life)
     message = (session.id, event.number, place)
     if event.edge in life.counts:
         _admit_done(life.counts[event.edge], event.edge, member)
         state.emit(PutNoted(session.id, event.number, place, "ignored"))
         return
+    lives.join(state, session, life)
     stream = lives.stream_of(state, life, event.edge)
-    outcome = _admit(stream, member, message)
+    try:
+        outcome = _admit(stream, member, message)
+    except ConnectorError as error:
+        _poison(state, stream, member, error)
+        raise
     stream.writers.add(session.id)
     if outcome == "ignored":
         state.emit(PutNoted(session.id, event.number, place, outcome))
@@ -93,11 +106,18 @@ def _admit(stream: Stream, member: Member, message: tuple[int, int, int]) -> str
         return "ignored"
     if stream.was_put(member.index):
         return _admit_again(stream, member, message, facts)
-    if stream.end is not None:
+    if stream.end is not None and member.index >= stream.end:
         raise StreamEnded("a chunk behind the stream's END", end=stream.end, **facts)
-    if member.flags & (Flags.LAST | Flags.END_ONLY) and member.index + 1 < stream.high:
-        raise InvalidPayload("END lies before a chunk that was put already", high=stream.high, **facts)
+    _check_end(stream, member, facts)
     return "new"
+
+
+def _check_end(stream: Stream, member: Member, facts: dict[str, object]) -> None:
+    """END may not come before a chunk that was put; said twice of the same count, it is the same END."""
+    if not member.flags & (Flags.LAST | Flags.END_ONLY) or member.index + 1 >= stream.high:
+        return
+    if member.flags & Flags.END_ONLY or stream.end != member.index + 1:
+        raise InvalidPayload("END lies before a chunk that was put already", high=stream.high, **facts)
 
 
 def _admit_done(count: int, edge: Edge, member: Member) -> None:
@@ -116,17 +136,26 @@ def _admit_again(stream: Stream, member: Member, message: tuple[int, int, int], 
         return "ignored"
     known = stream.attempts.get(member.index, 0)
     if member.attempt <= known:
+        if stream.end is not None and member.index >= stream.end:
+            raise StreamEnded("a chunk behind the stream's END", end=stream.end, **facts)
         raise AlreadyPut(
             "this index was put already; a re-send needs a higher attempt, a new use of the rid needs finish or begin",
             attempt=member.attempt,
             known_attempt=known,
             **facts,
         )
-    if chunk is None or any(share is not ShareState.PENDING for share in chunk.shares):
+    if chunk is None or not _is_untold(chunk):
         return "ignored"
-    if member.flags & (Flags.LAST | Flags.END_ONLY) and member.index + 1 < stream.high:
-        raise InvalidPayload("END lies before a chunk that was put already", high=stream.high, **facts)
+    _check_end(stream, member, facts)
     return "replaced"
+
+
+def _is_untold(chunk: Chunk) -> bool:
+    """No reader has it, or had it; one that finished before is none."""
+    return all(
+        state is ShareState.PENDING or (state is ShareState.RELEASED and share.cursor <= chunk.index)
+        for state, share in zip(chunk.shares, chunk.stream.shares, strict=True)
+    )
 
 
 def _store(
@@ -134,13 +163,17 @@ def _store(
 ) -> None:
     if not stream.readers:
         delivery.open_shares(state, stream, member.readers)
+    flags = member.flags
+    if flags & Flags.LAST and member.index + 1 in stream.chunks:
+        # The END mark that follows says it; a reader is told of one END.
+        flags &= ~Flags.LAST
     state.serial += 1
     chunk = Chunk(
         serial=state.serial,
         stream=stream,
         index=member.index,
         attempt=member.attempt,
-        flags=member.flags,
+        flags=flags,
         message=message,
         block=block,
         member=place,
@@ -153,9 +186,9 @@ def _store(
     stream.note_put(member.index)
     if member.attempt:
         stream.attempts[member.index] = member.attempt
-    if member.flags & Flags.END_ONLY:
+    if flags & Flags.END_ONLY:
         stream.end = member.index
-    elif member.flags & Flags.LAST:
+    elif flags & Flags.LAST:
         stream.end = member.index + 1
     _count(state, stream, chunk)
     due = sum(share is ShareState.PENDING for share in chunk.shares)
@@ -168,7 +201,7 @@ def _store(
     stream.chunks[member.index] = chunk
     state.shelf.add(chunk)
     delivery.touch(state, stream)
-    delivery.watch(state, stream)
+    unclaimed.watch(state, stream)
 
 
 def _count(state: State, stream: Stream, chunk: Chunk) -> None:
@@ -183,23 +216,17 @@ def _count(state: State, stream: Stream, chunk: Chunk) -> None:
     state.counters["bytes_sealed"] += chunk.nbytes
 
 
-def _refuse(
-    state: State,
-    session: Session,
-    edge: EdgeState,
-    event: Sealed,
-    place: int,
-    member: Member,
-    error: ConnectorError,
-) -> None:
-    """The putter's ticket gets the error; if the refusal leaves a hole, the stream fails with it."""
+def _refuse(state: State, session: Session, edge: EdgeState, event: Sealed, place: int, error: ConnectorError) -> None:
+    """The putter's ticket gets the error."""
+    member = event.members[place]
     state.counters["puts_refused"] += 1
     edge.refused += 1
     state.tell("refused", edge.edge, member.rid, member.index, session.id, type(error).__name__)
     state.emit(PutFailed(session.id, event.number, place, error))
-    life = session.bound.get(member.rid)
-    stream = life.streams.get(edge.edge) if life else None
-    if stream is None or stream.failure is not None:
-        return
-    if not stream.was_put(member.index) and (stream.end is None or member.index < stream.end):
-        lives.fail_stream(state, stream, error)
+
+
+def _poison(state: State, stream: Stream, member: Member, error: ConnectorError) -> None:
+    """If the refusal leaves a hole, the stream fails with it."""
+    if stream.failure is None and not stream.was_put(member.index):
+        if stream.end is None or member.index < stream.end:
+            lives.fail_stream(state, stream, error)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from connector.core.directory import delivery, lives, releasing
+from connector.core.directory import delivery, lives, releasing, tombs
 from connector.core.directory.effects import Done, Expelled, Notices, Ping, Refused
 from connector.core.directory.events import Died, Heard, Hold, Joined, Left, Subscribed
-from connector.core.directory.objects import Chunk, Presence, Session, Stream, Subscription
+from connector.core.directory.objects import Chunk, Presence, Session, Share, Stream, Subscription
 from connector.core.directory.state import State
-from connector.core.directory.transitions import next_share
-from connector.core.errors import ConnectorError, ReaderDied, ReadersMismatch, ReaderTaken, WriterDied
+from connector.core.directory.transitions import ShareState, next_share
+from connector.core.errors import (
+    ConnectorError,
+    InvariantBroken,
+    ReaderDied,
+    ReadersMismatch,
+    ReaderTaken,
+    WriterDied,
+)
 
 
 def joined(state: State, event: Joined) -> None:
+    if event.session in state.sessions:
+        raise InvariantBroken("a session of this number is here already", session=event.session)
     session = Session(event.session, event.stage, event.pid, event.uid, event.now, event.now)
     session.seen = session.notified = state.number
     state.sessions[event.session] = session
@@ -63,7 +72,7 @@ def heartbeat(state: State) -> None:
         if not session.pinged and silent >= settings.heartbeat:
             session.pinged = True
             state.emit(Ping(session.id))
-    lives.forget_passed(state)
+    tombs.forget_passed(state)
     state.arm(state.now + settings.heartbeat, "heartbeat")
 
 
@@ -85,6 +94,9 @@ def subscribed(state: State, event: Subscribed) -> None:
         session.subscriptions[(event.edge, event.reader)] = known
     known.push = known.push or event.push
     known.resume = event.resume
+    for wanted_edge, reader, rid in session.taking:
+        if (wanted_edge, reader) == (event.edge, event.reader):
+            known.claims.add(rid)
     state.emit(Done(session.id, event.request, {}))
     for rid in edge.streams:
         delivery.touch_rid(state, edge, event.reader, rid)
@@ -153,7 +165,7 @@ def died(state: State, event: Died) -> None:
 def _forget(state: State, session: Session) -> None:
     del state.sessions[session.id]
     state.emit(Expelled(session.id))
-    lives.forget_passed(state)
+    tombs.forget_passed(state)
 
 
 def _give_back_reserved(state: State, session: Session, verb: str) -> None:
@@ -167,7 +179,7 @@ def _give_back_reserved(state: State, session: Session, verb: str) -> None:
 
 def _end_writing(state: State, session: Session, why: str) -> None:
     """Streams without END fail after what was sealed; finished ones are not touched."""
-    for life in list(session.bound.values()):
+    for life in [*session.bound.values(), *session.past.values()]:
         for stream in list(life.streams.values()):
             if session.id not in stream.writers:
                 continue
@@ -192,7 +204,10 @@ def _end_reading(state: State, session: Session, held: set[Hold], why: str) -> N
         entry[2].append(told.chunk)
     for (edge_name, reader), subscription in session.subscriptions.items():
         edge = state.edge(edge_name)
-        for rid in edge.streams:
+        for rid, streams in edge.streams.items():
+            for stream in streams:
+                if reader < stream.readers:
+                    stream.shares[reader].left_at = state.now
             front = delivery.front(edge, rid, reader)
             if front is not None and (front.shares[reader].cursor or front.shares[reader].released_any):
                 shares.setdefault((id(front), reader), (front, reader, []))
@@ -223,25 +238,37 @@ def _end_share(
     """Rule 7: deliver all of it again, or what is left (`resume`), or fail the stream at both ends."""
     share = stream.shares[reader]
     lasting = share.held - len(chunks)
-    if share.closed or stream.failure is not None or stream.life.over:
+    if share.closed or stream.life.over:
         return
+    if lasting and not chunks and share.told_end and not share.redo:
+        # It has all of the stream: views of it are alive, and released one by one.
+        return
+    again = [chunk for chunk in chunks if not chunk.void]
     if (share.released_any or lasting) and not subscription.resume:
         error = ReaderDied(
             why, rid=stream.rid, edge=str(stream.edge), reader=reader, stage=session.stage, pid=session.pid
         )
-        share.closed = True
-        for chunk in list(stream.chunks.values()):
-            releasing.drop_pending(state, chunk, reader)
         lives.fail_stream(state, stream, error)
+        _start_over(state, stream, reader)
         return
-    for chunk in chunks:
+    for chunk in again:
         hold = Hold(chunk.block.handle, chunk.member, reader)
-        del session.told[hold]
+        told = session.told.pop(hold)
         session.held_bytes -= chunk.nbytes
+        if chunk.shares[reader] is ShareState.DELIVERED:
+            delivery.return_credit(state, session, told, reader)
         chunk.shares[reader] = next_share(chunk.shares[reader], "reader died")
         chunk.holders[reader] = 0
         share.held -= 1
         state.tell("given back", stream.edge, stream.rid, chunk.index, session.id)
     share.redelivered_below = max(share.redelivered_below, share.cursor)
-    share.redo = sorted({chunk.index for chunk in chunks} | set(share.redo))
+    share.redo = sorted({chunk.index for chunk in again} | set(share.redo))
     share.told_end = False
+
+
+def _start_over(state: State, stream: Stream, reader: int) -> None:
+    """Nothing is left for this reader but the failure, which whoever comes as it next is told."""
+    share: Share = stream.shares[reader]
+    share.cursor, share.redo, share.told_end = 0, [], False
+    for chunk in list(stream.chunks.values()):
+        releasing.drop_pending(state, chunk, reader)

@@ -4,33 +4,62 @@ from __future__ import annotations
 
 import difflib
 
-from connector.core.directory import delivery, lives
+from connector.core.directory import delivery
 from connector.core.directory.effects import Refused
 from connector.core.directory.events import Awaited, Cancelled
 from connector.core.directory.objects import EdgeState, Session, Stream, TakeWaiter
 from connector.core.directory.state import State
-from connector.core.errors import ConnectorError, Gone, NotYet, RequestAborted, UnknownRequest
+from connector.core.errors import (
+    BrokerStopping,
+    ConnectorError,
+    Gone,
+    NotYet,
+    ReadersMismatch,
+    RequestAborted,
+    UnknownRequest,
+)
 
 #: Rids looked at for near matches: an error must not cost a walk over all.
 NEAR_LIMIT = 500
 
 
 def awaited(state: State, event: Awaited) -> None:
-    """Wait for the next chunk; an abort that this session has not heard of answers at once."""
+    """Wait for the next chunk, which claims the rid; what can never come is refused at once."""
     session = state.session(event.session)
-    tomb = state.tombstones.get(event.rid)
-    if tomb is not None and tomb.aborted and session.seen < tomb.number and event.rid not in state.lives:
-        state.emit(Refused(session.id, event.request, _aborted(event, tomb.reason)))
+    error = _refusal(state, session, event)
+    if error is not None:
+        state.emit(Refused(session.id, event.request, error))
+        return
+    if event.request in session.takes:
         return
     waiter = TakeWaiter(session.id, event.request, event.edge, event.reader, event.rid, event.now, event.deadline)
     session.takes[event.request] = waiter
     session.taking.setdefault((event.edge, event.reader, event.rid), []).append(event.request)
     state.arm(event.deadline, "take", (session.id, event.request))
-    delivery.touch_rid(state, state.edge(event.edge), event.reader, event.rid)
+    delivery.claim(state, session.id, event.edge, event.reader, event.rid)
 
 
-def _aborted(event: Awaited, reason: str) -> RequestAborted:
-    return RequestAborted("the request was aborted", rid=event.rid, edge=str(event.edge), reason=reason)
+def _refusal(state: State, session: Session, event: Awaited) -> ConnectorError | None:
+    facts = {"rid": event.rid, "edge": str(event.edge)}
+    if state.stopping:
+        return BrokerStopping("the broker is stopping", **facts)
+    tomb = state.tombstones.get(event.rid)
+    if tomb is not None and tomb.aborted and session.seen < tomb.number and event.rid not in state.lives:
+        # The session has not heard of the abort, and has not gone on to a new use of the rid either.
+        if session.cleared.get(event.rid) != tomb.number:
+            return RequestAborted("the request was aborted", reason=tomb.reason, **facts)
+    edge = state.edge(event.edge)
+    subscription = edge.subscriptions.get(event.reader)
+    stream = delivery.front(edge, event.rid, event.reader)
+    if stream is not None and subscription is not None and subscription.session == session.id:
+        if subscription.readers != stream.readers:
+            return ReadersMismatch(
+                "the stream was opened for another number of readers",
+                readers=subscription.readers,
+                opened_for=stream.readers,
+                **facts,
+            )
+    return None
 
 
 def cancelled(state: State, event: Cancelled) -> None:
@@ -80,13 +109,14 @@ def why_nothing(state: State, session: Session, waiter: TakeWaiter) -> Connector
     stream = delivery.front(edge, waiter.rid, waiter.reader)
     if stream is not None:
         return _not_yet(state, stream, waiter.reader, facts)
-    if waiter.rid in edge.streams or waiter.rid in session.past:
+    past = session.past.get(waiter.rid)
+    if waiter.rid in edge.streams or (past is not None and waiter.edge in past.counts):
         return Gone("the stream ended and all of it was taken", **facts)
-    if waiter.rid in state.lives:
-        where = sorted(str(e) for life in state.lives[waiter.rid] for e in life.streams)
-        return NotYet("the request is open, but nothing was put on this edge", seen_on=where, **facts)
+    if waiter.rid in state.lives or past is not None:
+        where = sorted(str(e) for life in state.lives.get(waiter.rid, ()) for e in life.streams)
+        return NotYet("the request is open, but nothing was put on this edge", seen_on=where or None, **facts)
     tomb = state.tombstones.get(waiter.rid)
-    if tomb is not None and tomb.aborted:
+    if tomb is not None and tomb.aborted and not tomb.ended_since:
         return RequestAborted("the request was aborted", reason=tomb.reason, **facts)
     if tomb is not None:
         return Gone("the request has ended", **facts)
@@ -114,8 +144,11 @@ def _near(edge: EdgeState, rid: str) -> list[str]:
 
 def fail_all(state: State, session: Session, error: ConnectorError) -> None:
     """The broker stops: whoever waits is told."""
-    for request in [*session.takes, *session.rooms]:
-        state.emit(Refused(session.id, request, lives.copy_of(error)))
+    waiting = [(take.request, take.edge, take.rid) for take in session.takes.values()]
+    waiting += [(put.request, put.edge, put.rids[0] if put.rids else "") for put in session.rooms.values()]
+    for request, edge, rid in waiting:
+        facts = {"rid": rid or None, "edge": str(edge), **error.facts}
+        state.emit(Refused(session.id, request, type(error)(error.message, **facts)))
     session.takes.clear()
     session.taking.clear()
     session.rooms.clear()

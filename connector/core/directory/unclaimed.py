@@ -52,10 +52,12 @@ def _give_up(state: State, stream: Stream, patience: float) -> None:
         stream.watched = True
         state.arm(due, "unclaimed", stream)
         return
-    for share in stream.shares:
-        share.closed = True
-    releasing.void_stream(state, stream)
-    lives.settle(state, stream)
+    subscriptions = state.edge(stream.edge).subscriptions
+    for reader, share in enumerate(stream.shares):
+        if not share.closed and not _comes_for(subscriptions.get(reader), stream):
+            lives.close_share(state, stream, reader)
+    if not all(share.closed for share in stream.shares):
+        watch(state, stream)
 
 
 def _since(state: State, chunk: Chunk) -> float | None:
