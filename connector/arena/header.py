@@ -72,9 +72,7 @@ def pack(header: TableHeader) -> bytes:
         )
     first, second = uuid_words(header.uuid)
     page = bytearray(HEADER_BYTES)
-    _WORDS.pack_into(
-        page,
-        0,
+    page[: _WORDS.size] = _WORDS.pack(
         0,
         VERSION,
         first,

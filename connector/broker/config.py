@@ -18,7 +18,7 @@ from pathlib import Path
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from connector.broker import config_yaml
+from connector.config import reader
 from connector.broker.config_schema import ONE_SOURCE, BrokerConfig, EdgeConfig
 from connector.core.endpoint import default_run_dir
 from connector.core.errors import ConfigError
@@ -52,10 +52,10 @@ class _Source:
     """Values of one source and where each stands. `place` maps a path into the values to a place in words."""
 
     values: dict[str, object]
-    places: dict[config_yaml.Path, str] = field(default_factory=dict)
+    places: dict[reader.Path, str] = field(default_factory=dict)
     default_place: str = DEFAULT
 
-    def place(self, path: config_yaml.Path) -> str:
+    def place(self, path: reader.Path) -> str:
         """The place of `path`, or of what it stands in when it is missing."""
         for end in range(len(path), -1, -1):
             if path[:end] in self.places:
@@ -117,10 +117,10 @@ def _file(path: Path | None, env: Mapping[str, str], default_file: Path) -> tupl
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{file}:{line}: this is not UTF-8", byte=error.start) from error
-    return file, _mapping(config_yaml.parse(text, str(file)), str(file))
+    return file, _mapping(reader.parse(text, str(file)), str(file))
 
 
-def _mapping(parsed: config_yaml.Parsed, name: str) -> _Source:
+def _mapping(parsed: reader.Parsed, name: str) -> _Source:
     if parsed.value is None:
         return _Source({})
     if not isinstance(parsed.value, dict):
@@ -154,7 +154,7 @@ def _from_text(name: str, text: str, place: str) -> object:
         return None
     if name not in BrokerConfig.model_fields or _is_text(BrokerConfig.model_fields[name].annotation):
         return text
-    return config_yaml.parse(text, place).value
+    return reader.parse(text, place).value
 
 
 def _is_text(annotation: object) -> bool:
@@ -174,10 +174,10 @@ def _validate(source: _Source, context: str | None) -> BrokerConfig:
         raise ConfigError("\n".join(problems), field=_dotted(first), nearest=nearest) from error
 
 
-def _path(detail: ErrorDetails, source: _Source) -> config_yaml.Path:
+def _path(detail: ErrorDetails, source: _Source) -> reader.Path:
     if detail["type"] == "conflict":
         # Whoever sets one of two fields expects to read of that one, not of the other's default.
-        paths: list[config_yaml.Path] = detail["ctx"]["paths"]
+        paths: list[reader.Path] = detail["ctx"]["paths"]
         return next((path for path in paths if source.place(path) != DEFAULT), paths[0])
     return tuple(detail["loc"])
 
@@ -196,7 +196,7 @@ def _problem(detail: ErrorDetails, source: _Source) -> str:
     return f"{text}, given {repr(detail['input'])[:200]}"
 
 
-def _nearest_field(path: config_yaml.Path) -> str | None:
+def _nearest_field(path: reader.Path) -> str | None:
     """The known field nearest to the unknown one that `path` ends in; names inside an edge's entry are its own."""
     if len(path) == 1:
         known: Iterable[str] = BrokerConfig.model_fields
@@ -209,7 +209,7 @@ def _nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
 
 
-def _dotted(path: config_yaml.Path) -> str:
+def _dotted(path: reader.Path) -> str:
     return ".".join(str(part) for part in path)
 
 

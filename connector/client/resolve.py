@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
-
+from connector.config import reader
 from connector.core.endpoint import default_run_dir, parse_endpoint
 from connector.core.errors import ConfigError
 
@@ -42,11 +41,14 @@ def resolve(endpoint: str | None, env: Mapping[str, str] = os.environ, default_f
 def _run_dir_in(path: Path) -> str | None:
     """Only the run directory is the client's business: the broker checks the rest of the file."""
     try:
-        parsed = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        found = reader.parse(path.read_text(), str(path)).value
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the configuration file cannot be read: {error}", file=str(path)) from error
-    if parsed is None:
+    if found is None:
         return None
-    if not isinstance(parsed, dict) or not isinstance(parsed.get("run_dir", ""), str):
-        raise ConfigError("the configuration file is no mapping, or its run_dir no path", file=str(path))
-    return parsed.get("run_dir")
+    if not isinstance(found, dict):
+        raise ConfigError("the configuration file is no mapping", file=str(path))
+    run_dir = found.get("run_dir")
+    if run_dir is not None and not isinstance(run_dir, str):
+        raise ConfigError("run_dir must be a path", file=str(path), given=repr(run_dir)[:80])
+    return run_dir

@@ -18,7 +18,7 @@ from types import FrameType
 
 import torch
 from pipelines import PIPELINES, SINK, Outcome, Pipeline, Request, make_requests
-from processes import Crew, StageFailed, interrupts_ignored
+from processes import Crew, StageFailed
 from report import WIDTH, Run, Watch, as_data, differences, print_tables
 from rich.console import Console
 from transport import Receiver, Station
@@ -106,9 +106,7 @@ def _join(chunks: list[dict[str, torch.Tensor]]) -> Outcome:
 
 def staged(pipeline: Pipeline, requests: list[Request], folder: Path, tamper: str | None, watch: Watch) -> Run:
     """The run through three processes and a private broker, all of them gone when this returns."""
-    with interrupts_ignored():
-        station = Station(SINK, None)
-    with station:
+    with Station(SINK, None) as station:
         receiver = station.receiver(pipeline.stages[-1])
         with Crew(pipeline, station.endpoint, requests, folder, tamper) as crew:
             watch.say(f"private broker at {station.endpoint}")
@@ -149,7 +147,7 @@ def run(options: argparse.Namespace) -> bool:
     if options.json is not None:
         options.json.write_text(json.dumps(data, indent=2) + "\n")
     console = Console()
-    print_tables(console if console.is_terminal else Console(width=WIDTH), data)
+    print_tables(console if console.width >= WIDTH else Console(width=WIDTH), data)
     for line in found:
         print(line)
     print(f"identical: {'no' if found else 'yes'}", flush=True)

@@ -16,8 +16,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 from transport import Flow, raw_bytes
 
-#: Columns of a table that goes to no terminal.
-WIDTH = 110
+#: Columns of the tables in a narrower place: a broken number is worse than a broken line.
+WIDTH = 100
 
 
 @dataclass
@@ -89,6 +89,8 @@ def _miscounts(run: Run) -> list[str]:
         ours = sum(row[what] for row in edge_rows(run))
         if ours != run.counters[total]:
             found.append(f"{what} in all: {ours} by the table, {run.counters[total]} by the broker")
+    if run.counters["payloads_live"]:
+        found.append(f"the broker still holds {run.counters['payloads_live']} payloads that were all read")
     return found
 
 
@@ -100,17 +102,17 @@ def edge_rows(run: Run) -> list[dict[str, Any]]:
     rows = []
     for edge in run.pipeline.edges:
         sent, received = run.sent[edge], run.received[edge]
-        broker = run.counters["edges"].get(f"{edge}:0", {"payloads": 0, "bytes": 0})
+        broker = run.counters["edges"].get(f"{edge}:0", {"payloads_sealed": 0, "bytes_sealed": 0})
         rows.append(
             {
                 "edge": edge,
                 "requests": len(sent.digests),
                 "payloads": sent.payloads,
                 "payloads_received": received.payloads,
-                "payloads_broker": broker["payloads"],
+                "payloads_broker": broker["payloads_sealed"],
                 "bytes": sent.nbytes,
                 "bytes_received": received.nbytes,
-                "bytes_broker": broker["bytes"],
+                "bytes_broker": broker["bytes_sealed"],
                 "handover_p50_us": percentile(received.handover_ns, 0.50),
                 "handover_p99_us": percentile(received.handover_ns, 0.99),
                 "handover_idle_p50_us": percentile(received.idle_ns, 0.50),
@@ -146,7 +148,7 @@ def as_data(run: Run, found: list[str]) -> dict[str, Any]:
 def _table(title: str, columns: list[str], numbers: set[str], rows: list[list[Any]], caption: str = "") -> Table:
     table = Table(title=title, caption=caption or None, title_justify="left", caption_justify="left")
     for column in columns:
-        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+        table.add_column(column, justify="right" if column in numbers else "left", no_wrap=column != "file")
     for row in rows:
         table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
     return table
@@ -159,30 +161,19 @@ def print_tables(console: Console, data: dict[str, Any]) -> None:
     console.print(_table("Requests", columns, {"chunks", "seconds"}, requests))
     stages = [[stage["stage"], str(stage["pid"])] for stage in data["stages"]]
     console.print(_table("Stage processes", ["stage", "pid"], {"pid"}, stages))
-    edges: list[list[Any]] = [
-        [
-            *(row[key] for key in ("edge", "requests", "payloads", "payloads_broker", "bytes", "bytes_broker")),
-            *("-" if row[key] is None else f"{row[key] / 1e3:.2f}" for key in HANDOVER),
-        ]
-        for row in data["edges"]
-    ]
-    total = [sum(row[i] for row in edges) for i in (2, 4)]
-    broker = [data["broker"]["payloads_sealed"], data["broker"]["bytes_sealed"]]
-    edges.append(["all", len(requests), total[0], broker[0], total[1], broker[1], "", "", "", ""])
-    columns = [
-        "edge",
-        "requests",
-        "payloads",
-        "by broker",
-        "bytes",
-        "by broker ",
-        "p50 ms",
-        "p99 ms",
-        "idle p50",
-        "idle p99",
-    ]
-    caption = "ms from put to the reader's hands, busy with earlier chunks or not; idle: it was waiting for this one"
-    console.print(_table("Hand-over", columns, set(columns[1:]), edges, caption))
+    rows, broker = data["edges"], data["broker"]
+    keys = ("edge", "requests", "payloads", "payloads_broker", "bytes", "bytes_broker")
+    counted = [[row[key] for key in keys] for row in rows]
+    total = [sum(row[key] for row in rows) for key in ("payloads", "bytes")]
+    counted.append(["all", len(requests), total[0], broker["payloads_sealed"], total[1], broker["bytes_sealed"]])
+    columns = ["edge", "reqs", "payloads", "by broker", "bytes", "by broker "]
+    console.print(
+        _table("Payloads, by the stages and by the broker's own counters", columns, set(columns[1:]), counted)
+    )
+    times = [[row["edge"], *("-" if row[key] is None else f"{row[key] / 1e3:.2f}" for key in HANDOVER)] for row in rows]
+    columns = ["edge", "p50", "p99", "idle p50", "idle p99"]
+    caption = "from put to the reader's hands, busy with others or not; idle: it waited"
+    console.print(_table("Hand-over, ms", columns, set(columns[1:]), times, caption))
 
 
 class Watch(AbstractContextManager["Watch"]):

@@ -1,7 +1,7 @@
 """All that the demo does with the connector, and what it writes down about it.
 
-A payload gets two marks beside its tensors: `sent_ns`, the monotonic clock just before put, and `last`. They
-travel, and are counted as bytes, but they are no part of the digest.
+A payload gets a mark beside its tensors: `sent_ns`, the monotonic clock just before put. It travels and is
+counted as bytes, but it is no part of the digest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import torch
 import connector
 
 SENT = "sent_ns"
-LAST = "last"
 #: Seconds that a stage waits for the next chunk of a stream, or for the broker to confirm its puts.
 PATIENCE = 60.0
 
@@ -81,20 +80,20 @@ class Flow:
 class Sender:
     """The writing end of an edge. With `tamper`, one bit of the first payload changes after it was hashed."""
 
-    def __init__(self, edge: Any, name: str, tamper: bool) -> None:
+    def __init__(self, edge: connector.Edge, name: str, tamper: bool) -> None:
         self.flow = Flow(name)
         self._edge = edge
         self._tamper = tamper
 
     def send(self, rid: str, tensors: Tensors, last: bool = False) -> None:
         """Put the next chunk of `rid`; with `last` the stream ends with it."""
-        marks = {LAST: torch.tensor(last), SENT: torch.tensor(0)}
-        self.flow.note(rid, tensors, size_of(tensors) + size_of(marks))
+        mark = torch.tensor(0)
+        self.flow.note(rid, tensors, size_of({**tensors, SENT: mark}))
         if self._tamper:
             self._tamper = False
             tensors = flip_one_bit(tensors)
-        marks[SENT].fill_(time.monotonic_ns())
-        self._edge.put(rid, {**tensors, **marks}, last=last)
+        mark.fill_(time.monotonic_ns())
+        self._edge.put(rid, {**tensors, SENT: mark}, last=last)
 
     def end(self, rid: str) -> None:
         """The stream of `rid` ends with the chunk that was sent last."""
@@ -104,7 +103,7 @@ class Sender:
 class Receiver:
     """The reading end of an edge. What it yields are views on the connector's memory: copy what you keep."""
 
-    def __init__(self, edge: Any, name: str) -> None:
+    def __init__(self, edge: connector.Edge, name: str) -> None:
         self.flow = Flow(name)
         self._edge = edge
 
@@ -112,24 +111,31 @@ class Receiver:
         """The chunks of one rid, to the stream's end; blocks for each."""
         asked = time.monotonic_ns()
         for payload in self._edge.stream(rid, timeout=PATIENCE):
-            yield self._unpack(rid, payload, asked)[0]
+            yield self._unpack(payload, asked)
             asked = time.monotonic_ns()
 
     def ready(self, timeout: float) -> Iterator[tuple[str, Tensors, bool]]:
-        """(rid, chunk, is it the last) of whatever request has arrived; nothing if none comes in `timeout` s."""
+        """(rid, chunk, is it the last) of whatever request has arrived; nothing if none comes in `timeout` s.
+
+        A stream that failed raises what it failed of.
+        """
         asked = time.monotonic_ns()
         if not self._edge.wait(timeout):
             return
         arrived = self._edge.poll()
-        for rid in list(arrived):
-            # Popped one by one: a block goes back to the pool as soon as its chunk is done with.
-            payloads = arrived.pop(rid)
+        for error in arrived.failed.values():
+            raise error
+        for rid, payloads in arrived.items():
             while payloads:
-                tensors, last = self._unpack(rid, payloads.pop(0), asked)
+                # Taken off the list: a block goes back to the pool as soon as its chunk is done with.
+                payload = payloads.pop(0)
+                last = payload.last
+                tensors = self._unpack(payload, asked)
+                del payload
                 yield rid, tensors, last
                 asked = time.monotonic_ns()
 
-    def _unpack(self, rid: str, payload: Mapping[str, torch.Tensor], asked: int) -> tuple[Tensors, bool]:
+    def _unpack(self, payload: connector.Payload, asked: int) -> Tensors:
         now = time.monotonic_ns()
         tensors = dict(payload)
         nbytes = size_of(tensors)
@@ -137,9 +143,8 @@ class Receiver:
         self.flow.handover_ns.append(now - sent)
         if asked <= sent:
             self.flow.idle_ns.append(now - sent)
-        last = bool(tensors.pop(LAST))
-        self.flow.note(rid, tensors, nbytes)
-        return tensors, last
+        self.flow.note(payload.rid, tensors, nbytes)
+        return tensors
 
 
 class Station(AbstractContextManager["Station"]):
@@ -147,17 +152,16 @@ class Station(AbstractContextManager["Station"]):
 
     def __init__(self, stage: str, endpoint: str | None, tamper: str | None = None) -> None:
         """Join the broker at `endpoint`; None starts a private broker that ends with this process."""
-        embedded = {"embedded": True} if endpoint is None else {"endpoint": endpoint}
         self.stage = stage
         self._tamper = tamper
-        self._node: Any = connector.connect(stage=stage, **embedded)
+        self._node = connector.connect(stage=stage, endpoint=endpoint, embedded=endpoint is None)
         self._senders: list[Sender] = []
         self._receivers: list[Receiver] = []
 
     @property
     def endpoint(self) -> str:
         """Where the other stages find the broker."""
-        return str(self._node.endpoint)
+        return self._node.endpoint
 
     def sender(self, to_stage: str) -> Sender:
         """The writing end of the edge from this stage to `to_stage`."""
@@ -183,8 +187,9 @@ class Station(AbstractContextManager["Station"]):
         }
 
     def counters(self) -> dict[str, Any]:
-        """The broker's own counters."""
-        return dict(self._node.counters())
+        """The broker's own counters, once it has heard of all that was put and released here."""
+        self._node.flush(timeout=PATIENCE)
+        return self._node.counters()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

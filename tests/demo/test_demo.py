@@ -63,8 +63,8 @@ def _assert_counted(ended, edges):
     for row in rows:
         counted = broker["edges"][f"{row['edge']}:0"]
         assert row["requests"] == 2
-        assert row["payloads"] == row["payloads_received"] == counted["payloads"] > 0
-        assert row["bytes"] == row["bytes_received"] == counted["bytes"] > 0
+        assert row["payloads"] == row["payloads_received"] == counted["payloads_sealed"] > 0
+        assert row["bytes"] == row["bytes_received"] == counted["bytes_sealed"] > 0
         assert row["handover_p50_us"] <= row["handover_p99_us"]
         assert f"{row['bytes']:,}" in "\n".join(ended.lines)
     assert broker["payloads_sealed"] == sum(row["payloads"] for row in rows)
