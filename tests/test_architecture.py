@@ -201,7 +201,7 @@ def functions_are_short(source: Source) -> Iterator[str]:
 def nothing_is_swallowed(source: Source) -> Iterator[str]:
     """`except Exception`, broader or bare, and suppress(Exception), stand at the doors only: one each.
 
-    A handler that hands on whatever it caught (a bare `raise`, or `.throw(error)` into a generator) swallows nothing.
+    A handler that throws whatever it caught into a generator hands it on: that is how verbs are driven.
     """
     if not source.shipped:
         return
@@ -224,10 +224,8 @@ def _broad(node: ast.AST) -> Iterator[int]:
 
 
 def _hands_on(handler: ast.ExceptHandler) -> bool:
-    """True if the handler ends by raising what it caught, or is nothing but a throw of it into a generator."""
+    """True if the handler is nothing but a throw of what it caught into a generator."""
     last = handler.body[-1]
-    if isinstance(last, ast.Raise):
-        return last.exc is None
     thrown = last.value if isinstance(last, ast.Assign | ast.Expr) else None
     return isinstance(thrown, ast.Call) and isinstance(thrown.func, ast.Attribute) and thrown.func.attr == "throw"
 
@@ -427,7 +425,7 @@ KEPT = [
     (WIRE, "import msgpack\nfrom ..core import names"),
     (TORCH_FILES[0], "import torch\nimport ctypes"),
     (ARENA, "import os, mmap, posix_ipc\nfrom connector.core import layout\nw = memoryview(b'').cast('Q')"),
-    (BROKER, "import zmq, yaml, pydantic\nfrom connector.arena import table"),
+    (BROKER, "import zmq, pydantic\nfrom connector.arena import table\nfrom connector.config import reader"),
     (CLIENT, TYPED + "import torch"),
     (CLIENT, "from connector.arena import tensors\nimport zmq.asyncio"),
     (CLI, "import click, rich\nfrom connector.broker import loop\nfrom connector import connect"),

@@ -7,7 +7,10 @@ stream *and* a free session lock. Never a claimed pid, never a time-out.
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
+import resource
 import select
 import socket
 import struct
@@ -18,6 +21,8 @@ from connector.arena import locks
 from connector.broker.rundir import RunDir
 from connector.core.endpoint import lifeline_path, session_lock_path
 from connector.wire.messages import TOKEN_BYTES
+
+log = logging.getLogger("connector.broker")
 
 #: getsockopt: a pidfd of the peer (Linux 6.5 and later).
 SO_PEERPIDFD = 77
@@ -60,6 +65,7 @@ class Lifelines:
         #: Stream ended without a pidfd: looked at again until the lock is free.
         self._doubtful: dict[bytes, Lifeline] = {}
         self.refused = 0
+        self._paused = False
 
     def fileno(self) -> int:
         return self._epoll.fileno()
@@ -108,7 +114,12 @@ class Lifelines:
     def _accept(self) -> None:
         try:
             stream, _ = self._listener.accept()
-        except BlockingIOError:
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            self._pause(error)
             return
         stream.setblocking(False)
         pid, uid, _ = _CREDENTIALS.unpack(stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
@@ -119,6 +130,22 @@ class Lifelines:
         line = Lifeline(stream, pid, uid, _pidfd(stream, pid))
         self._by_fd[stream.fileno()] = line
         self._epoll.register(stream, select.EPOLLIN | select.EPOLLRDHUP)
+
+    def _pause(self, error: OSError) -> None:
+        """No descriptor is left: newcomers wait in the backlog. Polled on, the listener would be ready for ever."""
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        log.error(
+            "a client waits outside: raise the limit of open files",
+            extra={"facts": {"error": error.strerror, "limit": limit, "lifelines": len(self._by_token)}},
+        )
+        self._epoll.unregister(self._listener)
+        self._paused = True
+
+    def _resume(self) -> None:
+        """A descriptor was closed: let the next one in."""
+        if self._paused:
+            self._paused = False
+            self._epoll.register(self._listener, select.EPOLLIN)
 
     def _look(self, fd: int, line: Lifeline) -> Iterator[tuple[bytes, str]]:
         if fd == line.pidfd:
@@ -134,13 +161,25 @@ class Lifelines:
             data = b""
         if not data:
             self._stream_ended(line)
-        elif not line.token and len(data) == TOKEN_BYTES and data not in self._by_token:
+        elif not line.token and len(data) == TOKEN_BYTES and self._is_free(data, line):
             self._register(line, data)
         else:
             # Not a token, or one that is taken: this is no client of ours.
             self.refused += 1
             if not line.token:
                 self._drop(line)
+
+    def _is_free(self, token: bytes, newcomer: Lifeline) -> bool:
+        """Whether the token is nobody's, or the newcomer's own: it gave its first stream up before we answered."""
+        known = self._by_token.get(token)
+        if known is None:
+            return True
+        if (known.pid, known.uid) != (newcomer.pid, newcomer.uid) or not _at_end(known):
+            return False
+        self._doubtful.pop(token, None)
+        del self._by_token[token]
+        self._drop(known)
+        return True
 
     def _register(self, line: Lifeline, token: bytes) -> None:
         line.token = token
@@ -159,6 +198,7 @@ class Lifelines:
         line.ended = True
         if not line.token:
             line.close()
+            self._resume()
         elif line.pidfd < 0:
             self._doubtful[line.token] = line
 
@@ -167,6 +207,19 @@ class Lifelines:
             if fd >= 0 and self._by_fd.pop(fd, None) is not None:
                 self._epoll.unregister(fd)
         line.close()
+        self._resume()
+
+
+def _at_end(line: Lifeline) -> bool:
+    """Whether the client's end of the stream is closed, noticed or not."""
+    if line.ended:
+        return True
+    try:
+        return line.stream.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
 
 
 def _pidfd(stream: socket.socket, pid: int) -> int:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from connector.broker import queries, translate
+from connector.broker import queries, translate, unsent
 from connector.broker.config_schema import BrokerConfig
 from connector.broker.lifeline import Lifeline
 from connector.broker.store import Store
@@ -159,6 +159,9 @@ class Service:
         if session is None:
             self._gone(token)
             return
+        known = self.directory.state.sessions.get(session)
+        for sealed in unsent.seals(self.store.arena, known, self._now()) if known is not None else ():
+            self.apply(sealed)
         self.apply(ev.Died(self._now(), session, how))
 
     # -- events and effects ---------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 
@@ -22,9 +23,10 @@ class Lifeline:
         path = lifeline_path(run_dir)
         try:
             self.stream.connect(path)
+            # Before the lock file is made: killed in between, the broker must know which file to remove.
+            self.stream.sendall(token)
             self._lock_fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             locks.take(self._lock_fd)
-            self.stream.sendall(token)
             if self.stream.recv(1) != b"\x01":
                 raise BrokerLost("the broker closed the lifeline: it does not accept this user", path=path)
         except OSError as error:
@@ -47,7 +49,8 @@ class Lifeline:
     def close(self) -> None:
         self.stream.close()
         if self._lock_fd >= 0:
-            if os.path.lexists(self._lock_path):
+            # A stopping broker removes the same files.
+            with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._lock_path)
             locks.drop(self._lock_fd)
             os.close(self._lock_fd)

@@ -42,13 +42,15 @@ def subscribe(session: Session, channel: Channel, push: bool) -> Verb[None]:
         # At once: what the broker sends behind its answer must find the channel.
         channel.subscribed = True
     session.wake()
+    accepted = False
     try:
         yield request.future
-    except BaseException:
-        with session.lock:
-            channel.subscribed = False
-            session.cancel(request)
-        raise
+        accepted = True
+    finally:
+        if not accepted:
+            with session.lock:
+                channel.subscribed = False
+                session.cancel(request)
 
 
 def next_taken(session: Session, channel: Channel, rid: str, timeout: float, stream: bool) -> Verb[Taken]:
@@ -65,11 +67,12 @@ def next_taken(session: Session, channel: Channel, rid: str, timeout: float, str
             raise RequestAborted("the request was aborted", rid=rid, edge=str(channel.edge), reason=reason)
         request, wait = _wait(session, channel, rid, timeout, stream)
     session.wake()
+    taken: Taken | None = None
     try:
-        taken: Taken = yield request.future
-    except BaseException:
-        _give_up(session, channel, rid, request, wait)
-        raise
+        taken = yield request.future
+    finally:
+        if taken is None:
+            _give_up(session, channel, rid, request, wait)
     with session.lock:
         _note(session, taken)
     return taken
@@ -79,7 +82,7 @@ def _wait(session: Session, channel: Channel, rid: str, timeout: float, stream: 
     if rid not in channel.claimed:
         channel.claimed.add(rid)
         channel.fresh.pop(rid, None)
-        session.post(msg.Claim(channel.edge, channel.reader, rid))
+    # Await claims the rid, too; a Claim before it would be answered by what lies there, and Await would wait on.
     request = session.ask(lambda n: msg.Await(n, channel.edge, channel.reader, rid, timeout), timeout)
     wait = TakeWait(request.number, request.future, stream)
     channel.wait_for(rid, wait)

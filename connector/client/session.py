@@ -189,7 +189,8 @@ class Session:
             self.blocks.limit = int(welcome.limits.get("ahead_session", 0))
             self.up, self.stopping, self.lost_reason = True, False, ""
             again: list[msg.Message] = []
-            if not welcome.again:
+            # A broker that answered our first Hello too late knows us, but we do not know it.
+            if not welcome.again or self.arena is None:
                 again += self._start_anew(welcome, arena, read_arena)
             else:
                 applied = int(welcome.limits.get("applied", 0))

@@ -10,6 +10,7 @@ from connector.arena import blocks as arena_blocks
 from connector.arena import tensors
 from connector.client.blocks import ReservedBlock, size_class
 from connector.client.outgoing import Ticket
+from connector.client.requests import Request
 from connector.client.session import Session
 from connector.client.verbs import Verb
 from connector.core import layout
@@ -58,6 +59,7 @@ def put_step(session: Session, edge: Edge, items: Sequence[Item], timeout: float
         for item in items:
             session.outgoing.admit(edge, item.rid, item.index, item.attempt, session.seen)
     block = yield from _acquire(session, edge, plan, tuple(item.rid for item in items), timeout)
+    tickets: list[Ticket] | None = None
     try:
         base = block.handle.offset + plan.data_offset
         for item, manifest in zip(items, plan.manifests, strict=True):
@@ -65,12 +67,11 @@ def put_step(session: Session, edge: Edge, items: Sequence[Item], timeout: float
                 tensors.copy_in(block.arena, base + slot.offset, tensor, slot.nbytes)
         with session.lock:
             tickets = _seal(session, edge, items, plan, block)
-    except BaseException:
-        with session.lock:
-            session.give_back([block])
+    finally:
+        if tickets is None:
+            with session.lock:
+                session.give_back([block])
         session.wake()
-        raise
-    session.wake()
     return tickets
 
 
@@ -122,16 +123,22 @@ def _acquire(session: Session, edge: Edge, plan: _Plan, rids: tuple[str, ...], t
     session.wake()
     if block is not None:
         return block
+    granted: list[ReservedBlock] | None = None
     try:
-        granted: list[ReservedBlock] = yield request.future
-    except BaseException:
-        with session.lock:
-            session.cancel(request)
-            if request.future.done() and request.future.exception() is None:
-                session.give_back(request.future.result())
-        session.wake()
-        raise
+        granted = yield request.future
+    finally:
+        if granted is None:
+            _give_up(session, request)
     return granted[0]
+
+
+def _give_up(session: Session, request: Request) -> None:
+    """The wait ended without room for the caller; what is granted all the same goes back."""
+    with session.lock:
+        session.cancel(request)
+        if request.future.done() and request.future.exception() is None:
+            session.give_back(request.future.result())
+    session.wake()
 
 
 def _ask_ahead(session: Session, edge: Edge, length: int) -> None:

@@ -9,8 +9,11 @@ from typing import Any, NamedTuple
 from connector.core.directory.effects import Descriptor, Notice
 from connector.core.directory.events import Hold, Member
 from connector.core.errors import ConnectorError, InvalidPayload, from_code
+from connector.core.layout import Slot
 from connector.core.names import (
+    MAX_DIMS,
     MAX_INDEX,
+    MAX_KEY_BYTES,
     MAX_READERS,
     MAX_RID_BYTES,
     MAX_STAGE_BYTES,
@@ -27,6 +30,14 @@ MAX_WORD = 2**63 - 1
 MAX_TEXT = 65_536
 #: Deepest nesting of a facts map.
 MAX_DEPTH = 6
+#: Place of a payload in its block.
+MAX_MEMBER = 2**24
+#: Largest value of a member's flags, and of a descriptor's.
+MAX_MEMBER_FLAGS, MAX_FLAGS = 3, 7
+#: Longest manifest, in bytes.
+MAX_MANIFEST = 2**26
+#: Longest name of a dtype.
+MAX_DTYPE_BYTES = 32
 
 
 class BadField(Exception):
@@ -128,6 +139,14 @@ def facts(value: Any) -> dict[str, Any]:
     raise BadField("not a map")
 
 
+def plain_list(value: Any) -> list[Any]:
+    """A list of facts."""
+    if type(value) is list:
+        result: list[Any] = plain(value)
+        return result
+    raise BadField("not a list")
+
+
 def _edge(*parts: Any) -> Edge:
     try:
         return check_edge(Edge(*parts))
@@ -140,19 +159,26 @@ def _error(code: str, message: str, told: dict[str, Any]) -> ConnectorError:
 
 
 def error_fields(error: ConnectorError) -> list[Any]:
-    """An error as it travels: code, message, facts."""
-    told = {name: _plain_fact(value) for name, value in error.facts.items()}
-    return [type(error).__name__, error.message, told]
+    """An error as it travels: code, message, facts. Cut where the peer's checks would refuse it: it must arrive."""
+    told = {_text(name): _plain_fact(value, 1) for name, value in error.facts.items()}
+    return [type(error).__name__, _text(error.message), told]
 
 
-def _plain_fact(value: Any) -> Any:
-    if value is None or type(value) in (str, int, float, bool):
+def _plain_fact(value: Any, depth: int) -> Any:
+    if value is None or type(value) in (float, bool):
         return value
-    if isinstance(value, (list, tuple)):
-        return [_plain_fact(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): _plain_fact(item) for key, item in value.items()}
-    return str(value)
+    if type(value) is int and -MAX_WORD <= value <= MAX_WORD:
+        return value
+    if depth < MAX_DEPTH and isinstance(value, (list, tuple)):
+        return [_plain_fact(item, depth + 1) for item in value]
+    if depth < MAX_DEPTH and isinstance(value, dict):
+        return {_text(str(key)): _plain_fact(item, depth + 1) for key, item in value.items()}
+    return _text(str(value))
+
+
+def _text(value: str) -> str:
+    """Text with a UTF-8 form and an end: a lone surrogate (of a path, say) is written out."""
+    return value[:MAX_TEXT].encode(errors="backslashreplace").decode()[:MAX_TEXT]
 
 
 WORD = number(0, MAX_WORD)
@@ -161,9 +187,9 @@ READER = number(0, MAX_READERS - 1)
 RID = short(MAX_RID_BYTES)
 EDGE = struct(_edge, short(MAX_STAGE_BYTES), short(MAX_STAGE_BYTES), INDEX)
 HANDLE = struct(Handle, WORD, WORD)
-HOLD = struct(Hold, HANDLE, number(0, 2**24), number(-1, MAX_READERS - 1))
-MANIFEST = octets(2**26)
-MEMBER = struct(Member, RID, INDEX, INDEX, number(0, 3), number(1, MAX_READERS), MANIFEST, WORD)
+HOLD = struct(Hold, HANDLE, number(0, MAX_MEMBER), number(-1, MAX_READERS - 1))
+MANIFEST = octets(MAX_MANIFEST)
+MEMBER = struct(Member, RID, INDEX, INDEX, number(0, MAX_MEMBER_FLAGS), number(1, MAX_READERS), MANIFEST, WORD)
 DESCRIPTOR = struct(
     Descriptor,
     EDGE,
@@ -172,13 +198,14 @@ DESCRIPTOR = struct(
     WORD,
     INDEX,
     INDEX,
-    number(0, 7),
+    number(0, MAX_FLAGS),
     HANDLE,
     WORD,
     WORD,
-    number(0, 2**24),
+    number(0, MAX_MEMBER),
     MANIFEST,
 )
+SLOT = struct(Slot, text(MAX_KEY_BYTES), short(MAX_DTYPE_BYTES), many(WORD, MAX_DIMS), WORD, WORD)
 NOTICE = struct(Notice, WORD, RID, text(MAX_TEXT), WORD)
 ERROR = struct(_error, short(64), text(MAX_TEXT), facts)
 BLOCK = struct(lambda handle, length: (handle, length), HANDLE, WORD)

@@ -13,20 +13,13 @@ import msgpack
 
 from connector.core.directory.events import Member
 from connector.core.errors import ProtocolViolation
-from connector.core.layout import Manifest, Slot
-from connector.core.names import MAX_DIMS, MAX_KEY_BYTES, MAX_KEYS, Edge
+from connector.core.layout import Manifest
+from connector.core.names import MAX_KEYS, Edge
 from connector.wire import fields as f
+from connector.wire import hot
 
-_SLOT = f.struct(
-    lambda key, dtype, shape, offset, nbytes: Slot(key, dtype, shape, offset, nbytes),
-    f.text(MAX_KEY_BYTES),
-    f.short(32),
-    f.many(f.WORD, MAX_DIMS),
-    f.WORD,
-    f.WORD,
-)
-_MANIFEST = f.struct(lambda begin, end, slots: Manifest(slots, begin, end), f.WORD, f.WORD, f.many(_SLOT, MAX_KEYS))
-_META = f.struct(lambda edge, members: (edge, members), f.EDGE, f.many(f.MEMBER, 100_000))
+_MANIFEST = f.struct(lambda begin, end, slots: Manifest(slots, begin, end), f.WORD, f.WORD, f.many(hot.slot, MAX_KEYS))
+_META = f.struct(lambda edge, members: (edge, members), hot.edge, f.many(hot.member, 100_000))
 
 
 def pack_manifest(manifest: Manifest) -> bytes:

@@ -15,6 +15,7 @@ from connector.core.directory.events import Hold, Member
 from connector.core.errors import ConnectorError
 from connector.core.names import MAX_INDEX, MAX_READERS, MAX_RID_BYTES, MAX_STAGE_BYTES, Edge, Handle
 from connector.wire import fields as f
+from connector.wire import hot
 
 #: Raised when a message changes its form; both ends must agree.
 VERSION = 1
@@ -37,7 +38,13 @@ class Hello(Message):
     """First message: the token that the lifeline gave, the stage, and what a lost link left behind."""
 
     code = 1
-    checks = (f.octets(TOKEN_BYTES, TOKEN_BYTES), f.short(MAX_STAGE_BYTES), f.text(64), f.flag, f.many(f.HANDLE, MANY))
+    checks = (
+        f.octets(TOKEN_BYTES, TOKEN_BYTES),
+        f.short(MAX_STAGE_BYTES),
+        f.text(64),
+        f.flag,
+        f.many(hot.handle, MANY),
+    )
     token: bytes
     stage: str
     library: str
@@ -48,7 +55,7 @@ class Hello(Message):
 @dataclass(slots=True)
 class Reserve(Message):
     code = 2
-    checks = (f.WORD, f.EDGE, f.many(f.WORD, 4096), f.seconds, f.many(f.RID, 4096), f.flag)
+    checks = (f.WORD, hot.edge, f.many(f.WORD, 4096), f.seconds, f.many(f.RID, 4096), f.flag)
     request: int
     edge: Edge
     sizes: tuple[int, ...]
@@ -60,7 +67,7 @@ class Reserve(Message):
 @dataclass(slots=True)
 class Return(Message):
     code = 3
-    checks = (f.WORD, f.many(f.HANDLE, MANY))
+    checks = (f.WORD, f.many(hot.handle, MANY))
     number: int
     handles: tuple[Handle, ...]
 
@@ -68,7 +75,7 @@ class Return(Message):
 @dataclass(slots=True)
 class Seal(Message):
     code = 4
-    checks = (f.WORD, f.WORD, f.EDGE, f.HANDLE, f.WORD, f.many(f.MEMBER, MANY))
+    checks = (f.WORD, f.WORD, hot.edge, hot.handle, f.WORD, f.many(hot.member, MANY))
     number: int
     seen: int
     edge: Edge
@@ -80,7 +87,7 @@ class Seal(Message):
 @dataclass(slots=True)
 class Release(Message):
     code = 5
-    checks = (f.WORD, f.many(f.HOLD, MANY))
+    checks = (f.WORD, f.many(hot.hold, MANY))
     number: int
     holds: tuple[Hold, ...]
 
@@ -88,14 +95,14 @@ class Release(Message):
 @dataclass(slots=True)
 class Took(Message):
     code = 6
-    checks = (f.many(f.HOLD, MANY),)
+    checks = (f.many(hot.hold, MANY),)
     holds: tuple[Hold, ...]
 
 
 @dataclass(slots=True)
 class Subscribe(Message):
     code = 7
-    checks = (f.WORD, f.EDGE, f.READER, f.number(1, MAX_READERS), f.flag, f.flag)
+    checks = (f.WORD, hot.edge, f.READER, f.number(1, MAX_READERS), f.flag, f.flag)
     request: int
     edge: Edge
     reader: int
@@ -107,7 +114,7 @@ class Subscribe(Message):
 @dataclass(slots=True)
 class Claim(Message):
     code = 8
-    checks = (f.EDGE, f.READER, f.RID)
+    checks = (hot.edge, f.READER, f.RID)
     edge: Edge
     reader: int
     rid: str
@@ -116,7 +123,7 @@ class Claim(Message):
 @dataclass(slots=True)
 class Await(Message):
     code = 9
-    checks = (f.WORD, f.EDGE, f.READER, f.RID, f.seconds)
+    checks = (f.WORD, hot.edge, f.READER, f.RID, f.seconds)
     request: int
     edge: Edge
     reader: int
@@ -160,7 +167,7 @@ class Abort(Message):
 @dataclass(slots=True)
 class Bye(Message):
     code = 14
-    checks = (f.many(f.HOLD, 1_000_000),)
+    checks = (f.many(hot.hold, 1_000_000),)
     held: tuple[Hold, ...]
 
 
@@ -196,7 +203,7 @@ class ListPage(Message):
 @dataclass(slots=True)
 class Inspect(Message):
     code = 18
-    checks = (f.WORD, f.EDGE, f.RID, f.number(-1, MAX_INDEX))
+    checks = (f.WORD, hot.edge, f.RID, f.number(-1, MAX_INDEX))
     request: int
     edge: Edge
     rid: str
@@ -206,7 +213,7 @@ class Inspect(Message):
 @dataclass(slots=True)
 class Remove(Message):
     code = 19
-    checks = (f.WORD, f.EDGE, f.RID, f.number(-1, MAX_INDEX), f.flag)
+    checks = (f.WORD, hot.edge, f.RID, f.number(-1, MAX_INDEX), f.flag)
     request: int
     edge: Edge
     rid: str
@@ -268,14 +275,14 @@ class Answer(Message):
 @dataclass(slots=True)
 class Deliver(Message):
     code = 69
-    checks = (f.many(f.DESCRIPTOR, MANY),)
+    checks = (f.many(hot.descriptor, MANY),)
     descriptors: tuple[Descriptor, ...]
 
 
 @dataclass(slots=True)
 class Ended(Message):
     code = 70
-    checks = (f.EDGE, f.READER, f.RID, f.WORD, f.INDEX)
+    checks = (hot.edge, f.READER, f.RID, f.WORD, f.INDEX)
     edge: Edge
     reader: int
     rid: str
@@ -288,7 +295,7 @@ class StreamFailed(Message):
     """`reader` -1: said to the writer."""
 
     code = 71
-    checks = (f.EDGE, f.number(-1, MAX_READERS), f.RID, f.WORD, f.ERROR)
+    checks = (hot.edge, f.number(-1, MAX_READERS - 1), f.RID, f.WORD, f.ERROR)
     edge: Edge
     reader: int
     rid: str
@@ -325,7 +332,7 @@ class Notices(Message):
 @dataclass(slots=True)
 class Drop(Message):
     code = 75
-    checks = (f.many(f.HOLD, 1_000_000),)
+    checks = (f.many(hot.hold, 1_000_000),)
     holds: tuple[Hold, ...]
 
 
@@ -361,7 +368,7 @@ class Rows(Message):
     """A page; `cursor` 0: no more."""
 
     code = 80
-    checks = (f.WORD, f.plain, f.WORD)
+    checks = (f.WORD, f.plain_list, f.WORD)
     request: int
     rows: list[Any]
     cursor: int
@@ -370,7 +377,7 @@ class Rows(Message):
 @dataclass(slots=True)
 class Shown(Message):
     code = 81
-    checks = (f.WORD, f.DESCRIPTOR)
+    checks = (f.WORD, hot.descriptor)
     request: int
     descriptor: Descriptor
 

@@ -251,6 +251,9 @@ def finished(state: State, event: Finished) -> None:
 
 def _finish_life(state: State, session: Session, life: Life) -> None:
     life.finished_by.add(session.id)
+    if session.bound.get(life.rid) is life:
+        # First, so that the life, should it end below, is no past one of this session.
+        unbind(state, session, life.rid)
     for stream in list(life.streams.values()):
         if session.id in stream.writers:
             stream.writers.discard(session.id)
@@ -258,8 +261,6 @@ def _finish_life(state: State, session: Session, life: Life) -> None:
         for (edge, reader), subscription in session.subscriptions.items():
             if edge == stream.edge and subscription.readers == stream.readers:
                 close_share(state, stream, reader)
-    if session.bound.get(life.rid) is life:
-        unbind(state, session, life.rid)
     if not life.over and not life.streams and not life.bound:
         end_life(state, life)
 

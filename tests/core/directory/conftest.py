@@ -102,6 +102,26 @@ class Rig:
         (done,) = self.of(effects, ef.Done)
         return done.facts
 
+    def remove(
+        self, session: int, rid: str, index: int = -1, *, edge: Edge = EDGE, force: bool = False
+    ) -> dict[str, Any] | ConnectorError:
+        """Removes by hand; the report, or why not."""
+        (said,) = self.handle_for(ev.Removed(self.now, session, self.request(), edge, rid, index, force))
+        return said.facts if isinstance(said, ef.Done) else said.error
+
+    def inspect(
+        self, session: int, rid: str, index: int = -1, *, edge: Edge = EDGE
+    ) -> ef.Descriptor | ConnectorError:
+        """Looks at a payload, which is held until it is released; the descriptor, or why not."""
+        (said,) = self.handle_for(ev.Inspected(self.now, session, self.request(), edge, rid, index))
+        return said.descriptor if isinstance(said, ef.Shown) else said.error
+
+    def handle_for(self, event: Any) -> list[Any]:
+        """Applies a request; what answers it."""
+        effects = self.handle(event)
+        kinds = (ef.Done, ef.Shown, ef.Refused)
+        return [e for e in effects if isinstance(e, kinds) and e.request == event.request]
+
     # -- writing ---------------------------------------------------------------------------------
 
     def reserve(

@@ -1,0 +1,40 @@
+"""What a dead writer sealed and did not say: the ready word, not the message, makes a payload exist."""
+
+from __future__ import annotations
+
+import logging
+
+from connector.arena import blocks
+from connector.arena.arena import Arena
+from connector.core.directory.events import Sealed
+from connector.core.directory.objects import Session
+from connector.core.errors import ConnectorError
+from connector.wire.manifest import unpack_meta
+
+log = logging.getLogger("connector.broker")
+
+
+def seals(arena: Arena, session: Session, now: float) -> list[Sealed]:
+    """The seals of the session's reserved blocks whose ready word stands, numbered behind its last message.
+
+    A block that fails its check is left out, and named in the log: nobody was told of it. What the writer
+    had heard of aborts when it put is not known, so only what it told us counts.
+    """
+    found: list[Sealed] = []
+    for block in sorted(session.reserved.values(), key=lambda block: block.handle.generation):
+        offset, generation = block.handle
+        if not blocks.is_ready(arena, offset, generation):
+            continue
+        try:
+            header = blocks.read_header(arena, offset, block.length, generation)
+            edge, members = unpack_meta(header.meta)
+        except ConnectorError as error:
+            log.error(
+                "a dead writer's sealed block fails its check and is dropped",
+                extra={"facts": {"session": session.id, "stage": session.stage, "error": str(error)}},
+            )
+            continue
+        number = session.applied + len(found) + 1
+        data_offset = header.data_offset
+        found.append(Sealed(now, session.id, number, session.seen, edge, block.handle, data_offset, members))
+    return found
