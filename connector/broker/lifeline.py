@@ -1,8 +1,9 @@
 """Lifelines: one AF_UNIX stream per session, by which the kernel vouches for a client process.
 
 The client connects, sends its token and gets one byte back. From then on the broker knows uid, pid and,
-where the kernel gives one, a pidfd. Death is the pidfd's word; without a pidfd it is the end of the
-stream *and* a free session lock. Never a claimed pid, never a time-out.
+where the kernel gives one, a pidfd. A session is over when the pidfd says that the process ended, or when
+the stream ended *and* the session's lock is free: a process gives both up only when it ends, or when none
+of its views is alive. Never a claimed pid, never a time-out.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Lifelines:
         self._epoll.register(self._listener, select.EPOLLIN)
         self._by_fd: dict[int, Lifeline] = {}
         self._by_token: dict[bytes, Lifeline] = {}
-        #: Stream ended without a pidfd: looked at again until the lock is free.
+        #: Stream ended: looked at again until the session's lock is free, or a pidfd speaks.
         self._doubtful: dict[bytes, Lifeline] = {}
         self.refused = 0
         self._paused = False
@@ -87,7 +88,7 @@ class Lifelines:
         yield from self.doubtful()
 
     def doubtful(self) -> Iterator[tuple[bytes, str]]:
-        """Those whose stream ended and that no pidfd speaks for: dead once their lock is free."""
+        """Those whose stream ended: over once their lock is free."""
         for token, line in list(self._doubtful.items()):
             if not locks.probe(session_lock_path(self._run_dir.path, token.hex())):
                 del self._doubtful[token]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import threading
 from collections.abc import Callable
@@ -18,11 +19,22 @@ def run(config: BrokerConfig, *, owner: int = 0, ready: Callable[[], None] | Non
     Raises BrokerRunning, NoSpace, BrokerLost or ConfigError if it cannot start; nothing is left then.
     """
     logs.set_up(config.log_level, config.log_format)
+    _raise_descriptor_limit(config.max_sessions)
     broker = Broker(config)
     broker.install_signals()
     if owner:
         _end_with(owner, broker)
     broker.serve(ready)
+
+
+def _raise_descriptor_limit(sessions: int) -> None:
+    """As many descriptors as the sessions may need, if the hard limit allows: each has a lifeline, a pidfd and a pipe."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    want = 4 * sessions + 256
+    if hard != resource.RLIM_INFINITY:
+        want = min(want, hard)
+    if soft != resource.RLIM_INFINITY and soft < want:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (want, hard))
 
 
 def _end_with(owner: int, broker: Broker) -> None:

@@ -16,6 +16,7 @@ import zmq
 
 from connector.arena.arena import Arena, open_arena
 from connector.arena.prefault import Prefault
+from connector.client.descriptors import check_descriptors
 from connector.client.lifeline import Lifeline
 from connector.client.session import Session
 from connector.core.endpoint import socket_path
@@ -55,9 +56,11 @@ class Link:
     """Connects a session to a broker and keeps it so. `ready` is set at the first Welcome or refusal."""
 
     def __init__(self, stage: str, run_dir: str, source: str, readonly: bool) -> None:
+        """Raises BrokerLost if the process has no file descriptors left."""
         self.run_dir = run_dir
         self._source = source
         self._readonly = readonly
+        check_descriptors(socket_path(run_dir))
         self.wake = Waker()
         self.session = Session(stage, f"{socket_path(run_dir)} (from {source})", self.wake)
         self.token = secrets.token_bytes(msg.TOKEN_BYTES)
@@ -138,11 +141,13 @@ class Link:
             self.session.receive(envelope)
 
     def _send(self) -> None:
+        closing = self.session.closed
         messages = self.session.collect()
-        if self._close_by is not None and not self._bye_sent and not messages:
+        if closing and not self._bye_sent:
+            # Nothing but releases is queued after `closed`, so this is the last word of all callers.
             self._bye_sent = True
             with self.session.lock:
-                messages = [msg.Bye(tuple(self.session.held))]
+                messages.append(msg.Bye(tuple(self.session.held)))
         self._unsent += self._frames(messages)
         self._push()
 
@@ -189,6 +194,7 @@ class Link:
             self.ready.set()
 
     def _connect(self) -> None:
+        check_descriptors(self.session.tried)
         self._lifeline = Lifeline(self.run_dir, self.token, timeout=2.0)
         dealer = self._dealer = self._context.socket(zmq.DEALER)
         dealer.set(zmq.ROUTING_ID, self.token)
@@ -258,17 +264,17 @@ class Link:
     # -- the end ----------------------------------------------------------------------------------
 
     def _done(self) -> bool:
+        """Closed, and the broker has let go of the session; it does so after the last view's release.
+
+        While views are alive the lifeline stays: the broker would take its end for the end of the views.
+        """
         if self._close_by is None:
             return False
         session = self.session
         over = time.monotonic() >= self._close_by
-        settled = self._bye_sent and not session.outgoing.unacked and not session.outbound and not self._unsent
-        if not session.up or (over and not settled):
-            return True
-        if settled:
-            # Views may be alive: the thread lives on, to release them one by one.
+        if over or (self._bye_sent and not session.outgoing.unacked and not self._unsent):
             self._release_callers()
-        return settled and not session.held and not session.freed
+        return not session.up or (over and not session.held and not session.freed)
 
     def _release_callers(self) -> None:
         if not self.quiet.is_set():

@@ -80,7 +80,7 @@ def _message(item: Any, from_broker: bool) -> Message:
         raise ProtocolViolation("a message has another number of fields", kind=cls.__name__, fields=len(item) - 1)
     values = []
     try:
-        for check, value in zip(checks, item[1:], strict=True):
+        for check, value in zip(checks, item[1:], strict=False):
             values.append(check(value))
     except (BadField, UnicodeEncodeError) as error:
         name = cls.__slots__[len(values)]

@@ -62,9 +62,20 @@ def handle(value: Any) -> Handle:
 def hold(value: Any) -> Hold:
     """[handle, member, reader]."""
     if type(value) is list and len(value) == 3:
-        block, member, reader = value
-        if type(member) is int and type(reader) is int and 0 <= member <= f.MAX_MEMBER and -1 <= reader < MAX_READERS:
-            return Hold(handle(block), member, reader)
+        block, place, reader = value
+        if type(block) is list and len(block) == 2:
+            offset, generation = block
+            if (
+                type(offset) is int
+                and type(generation) is int
+                and type(place) is int
+                and type(reader) is int
+                and 0 <= offset <= MAX_WORD
+                and 0 <= generation <= MAX_WORD
+                and 0 <= place <= f.MAX_MEMBER
+                and -1 <= reader < MAX_READERS
+            ):
+                return tuple.__new__(Hold, (tuple.__new__(Handle, block), place, reader))
     found: Hold = f.HOLD(value)
     return found
 
@@ -122,6 +133,7 @@ def descriptor(value: Any) -> Descriptor:
             and 0 <= place <= f.MAX_MEMBER
             and len(manifest) <= f.MAX_MANIFEST
         ):
+            # The parts are checked in place: the list is this frame's own, and nobody reads it again.
             value[0], value[7] = edge(where), handle(block)
             return tuple.__new__(Descriptor, value)
     found: Descriptor = f.DESCRIPTOR(value)
@@ -149,6 +161,6 @@ def slot(value: Any) -> Slot:
             for dim in shape:
                 if type(dim) is not int or not 0 <= dim <= MAX_WORD:
                     raise f.BadField(f"not an int from 0 to {MAX_WORD}")
-            return Slot(key, dtype, tuple(shape), offset, nbytes)
+            return tuple.__new__(Slot, (key, dtype, tuple(shape), offset, nbytes))
     found: Slot = f.SLOT(value)
     return found

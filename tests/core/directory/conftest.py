@@ -122,6 +122,15 @@ class Rig:
         kinds = (ef.Done, ef.Shown, ef.Refused)
         return [e for e in effects if isinstance(e, kinds) and e.request == event.request]
 
+    def cancel(self, session: int, request: int) -> list[ef.Effect]:
+        return self.handle(ev.Cancelled(self.now, session, request))
+
+    def resync(self, session: int, *handles: Handle) -> list[ef.Effect]:
+        return self.handle(ev.Resynced(self.now, session, handles))
+
+    def stop(self) -> list[ef.Effect]:
+        return self.handle(ev.Stopping(self.now, 0))
+
     # -- writing ---------------------------------------------------------------------------------
 
     def reserve(
@@ -184,6 +193,19 @@ class Rig:
         for index in range(count):
             self.put(session, rid, index, last=last and index == count - 1, **more)
 
+    def quick_put(self, session: int, rid: str) -> None:
+        """A payload of one chunk, put without an audit of all tables: for tests with thousands."""
+        request = self.request()
+        for effect in self.directory.handle(ev.Reserve(self.now, session, request, EDGE, (64,), self.now + 600.0)):
+            if isinstance(effect, ef.Granted):
+                members = (self.member(rid, last=True),)
+                number, handle = self.number(session), effect.blocks[0][0]
+                sealed = self.directory.handle(
+                    ev.Sealed(self.now, session, number, self.seen[session], EDGE, handle, 64, members)
+                )
+                for said in self.of(sealed, ef.Deliver):
+                    self.said[said.session].append(said)
+
     # -- reading ---------------------------------------------------------------------------------
 
     def subscribe(
@@ -209,11 +231,23 @@ class Rig:
         self.handle(ev.Awaited(self.now, session, request, edge, reader, rid, self.now + timeout))
         return request
 
+    def quick_release(self, session: int) -> None:
+        """What arrived is released, without an audit."""
+        holds = tuple(map(self.hold, self.arrived(session)))
+        self.directory.handle(ev.Released(self.now, session, self.number(session), holds))
+
+    def awaiting(self, session: int, rid: str) -> ev.Awaited:
+        return ev.Awaited(self.now, session, self.request(), EDGE, 0, rid, self.now + 600.0)
+
     def arrived(self, session: int) -> list[ef.Descriptor]:
         """Descriptors that came since the last call, in order."""
         said = self.said[session][self._read[session] :]
         self._read[session] = len(self.said[session])
         return [d for effect in said if isinstance(effect, ef.Deliver) for d in effect.descriptors]
+
+    def held(self, session: int, rid: str) -> list[ef.Descriptor]:
+        """Descriptors of the rid that the session was ever sent."""
+        return [d for effect in self.heard(session, ef.Deliver) for d in effect.descriptors if d.rid == rid]
 
     def hold(self, descriptor: ef.Descriptor) -> ev.Hold:
         return ev.Hold(descriptor.handle, descriptor.member, descriptor.reader)

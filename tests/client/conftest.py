@@ -1,0 +1,41 @@
+"""One broker for all tests of a module, and the clients that the contract is run with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import connector
+from connector.testing.contracts.facade import AwaitedNode, LoopThread, NodeFace
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[connector.Node]:
+    """A node whose private broker serves the module."""
+    with connector.connect(stage="host", embedded=True, pool="8MiB") as node:
+        yield node
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[LoopThread]:
+    thread = LoopThread()
+    yield thread
+    thread.close()
+
+
+@pytest.fixture
+def open_blocking(host: connector.Node) -> Callable[..., NodeFace]:
+    def open_node(stage: str, readonly: bool = False) -> NodeFace:
+        return connector.connect(stage=stage, endpoint=host.endpoint, readonly=readonly)
+
+    return open_node
+
+
+@pytest.fixture
+def open_asyncio(host: connector.Node, loop: LoopThread) -> Callable[..., NodeFace]:
+    def open_node(stage: str, readonly: bool = False) -> NodeFace:
+        made = loop.call(connector.connect_async(stage=stage, endpoint=host.endpoint, readonly=readonly))
+        return AwaitedNode(made, loop)
+
+    return open_node

@@ -1,0 +1,201 @@
+"""What workers do. Each role gets its pipe to the test first."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+import connector
+from connector import Edge, Node, Payload, errors
+from connector.arena import blocks, tensors
+from tests.kill.host import Pipe
+
+#: Words (int32) of a chunk, two tensors together.
+WORDS = 512
+
+
+def chunk(rid: str, index: int) -> dict[str, torch.Tensor]:
+    """A chunk whose bits say which it is."""
+    seed = sum(rid.encode()) * 1009 + index
+    return {"head": torch.tensor([seed, index]), "body": torch.full((WORDS,), seed, dtype=torch.int32)}
+
+
+def check(payload: Payload, rid: str, index: int) -> None:
+    expected = chunk(rid, index)
+    assert payload.rid == rid
+    assert payload.index == index
+    assert list(payload) == list(expected)
+    for key, tensor in expected.items():
+        assert torch.equal(payload[key], tensor), (rid, index, key)
+
+
+def _rest() -> NoReturn:
+    while True:
+        signal.pause()
+
+
+def _join(endpoint: str, stage: str, edge: list[str], **options: Any) -> tuple[Node, Edge]:
+    node = connector.connect(stage=stage, endpoint=endpoint)
+    return node, node.edge(edge[0], edge[1], **options)
+
+
+# -- writers --------------------------------------------------------------------------------------
+
+
+def _stop_at(pipe: Pipe, stage: str) -> None:
+    """From now on a put stops for ever at `stage`, having said so."""
+
+    def stop() -> NoReturn:
+        pipe.tell("stopped")
+        _rest()
+
+    copies: list[int] = []
+    copy_in, seal = tensors.copy_in, blocks.seal
+
+    def stopping_copy(*arguments: Any) -> None:
+        if stage == "reserved":
+            stop()
+        copy_in(*arguments)
+        copies.append(1)
+        if stage == "copying":
+            stop()
+
+    def stopping_seal(*arguments: Any) -> None:
+        if stage == "header":
+            stop()
+        seal(*arguments)
+        stop()
+
+    if stage in ("reserved", "copying"):
+        tensors.copy_in = stopping_copy
+    else:
+        blocks.seal = stopping_seal
+
+
+def stopped_writer(
+    pipe: Pipe, endpoint: str, edge: list[str], rid: str, before: int, stage: str, last: bool = False, many: int = 0
+) -> None:
+    """Puts `before` chunks, flushed; then one more (or a step of `many` rids) that stops at `stage`."""
+    node, out = _join(endpoint, edge[0], edge)
+    for index in range(before):
+        out.put(rid, chunk(rid, index), last=False)
+    node.flush()
+    if stage in ("reserved", "copying", "header", "ready"):
+        _stop_at(pipe, stage)
+    if many:
+        out.put_many({f"{rid}/{i}": chunk(f"{rid}/{i}", 0) for i in range(many)}, last=last)
+    else:
+        out.put(rid, chunk(rid, before), last=last)
+    node.flush()
+    pipe.tell("stopped")
+    _rest()
+
+
+def streaming_writer(pipe: Pipe, endpoint: str, edge: list[str], rid: str, timeout: float = 60.0) -> None:
+    """Puts chunks without end; tells each; at a failure, which."""
+    node, out = _join(endpoint, edge[0], edge)
+    index = 0
+    try:
+        while True:
+            out.put(rid, chunk(rid, index), last=False, timeout=timeout)
+            index += 1
+            pipe.tell("put", count=index)
+    except errors.ConnectorError as error:
+        pipe.tell("failed_put", kind=type(error).__name__, facts={k: str(v) for k, v in error.facts.items()})
+    _rest()
+
+
+# -- readers --------------------------------------------------------------------------------------
+
+
+def stopped_reader(
+    pipe: Pipe,
+    endpoint: str,
+    edge: list[str],
+    rid: str,
+    take: int = 0,
+    release: int = 0,
+    poll: bool = False,
+    wait: bool = False,
+    resume: bool = False,
+) -> None:
+    """Takes `take` chunks, gives the first `release` of them back, says so and holds the rest."""
+    node, source = _join(endpoint, edge[1], edge, resume=resume)
+    held: list[Payload] = []
+    if poll:
+        assert source.wait(60.0)
+    for index in range(take):
+        held.append(source.take(rid, timeout=60.0))
+        check(held[-1], rid, index)
+    del held[:release]
+    node.flush()
+    pipe.tell("stopped")
+    if wait:
+        source.take(rid, timeout=600.0)
+    _rest()
+
+
+def streaming_reader(pipe: Pipe, endpoint: str, edge: list[str], rid: str, resume: bool = False) -> None:
+    """Takes a stream, each chunk checked for order and content and then released; tells how it ended."""
+    _, source = _join(endpoint, edge[1], edge, resume=resume)
+    index = 0
+    pipe.tell("ready")
+    try:
+        for payload in source.stream(rid, timeout=60.0):
+            check(payload, rid, index)
+            index += 1
+            del payload
+            pipe.tell("took", count=index)
+        pipe.tell("ended", count=index)
+    except errors.ConnectorError as error:
+        pipe.tell("broke", count=index, kind=type(error).__name__)
+    _rest()
+
+
+# -- bystanders -----------------------------------------------------------------------------------
+
+
+def paced_writer(pipe: Pipe, endpoint: str, edge: list[str], rid: str) -> None:
+    """Puts as many more chunks as it is told to."""
+    node, out = _join(endpoint, edge[0], edge)
+    index = 0
+    while True:
+        word, facts = pipe.hear()
+        if word == "leave":
+            node.close()
+            return
+        for _ in range(facts["count"]):
+            out.put(rid, chunk(rid, index), last=False, timeout=60.0)
+            index += 1
+        pipe.tell("put", count=index)
+
+
+def paced_reader(pipe: Pipe, endpoint: str, edge: list[str], rid: str) -> None:
+    """Takes as many more chunks as it is told to, and checks each."""
+    node, source = _join(endpoint, edge[1], edge)
+    index = 0
+    while True:
+        word, facts = pipe.hear()
+        if word == "leave":
+            node.close()
+            return
+        for _ in range(facts["count"]):
+            check(source.take(rid, timeout=60.0), rid, index)
+            index += 1
+        pipe.tell("took", count=index)
+
+
+ROLES: dict[str, Callable[..., None]] = {
+    role.__name__: role
+    for role in (
+        stopped_writer,
+        streaming_writer,
+        stopped_reader,
+        streaming_reader,
+        paced_writer,
+        paced_reader,
+    )
+}
