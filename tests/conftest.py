@@ -21,6 +21,7 @@ PATIENCE = 5.0
 LASTING = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 
 _failed = pytest.StashKey[bool]()
+_passed = pytest.StashKey[set[str]]()
 
 
 class Held(NamedTuple):
@@ -147,6 +148,8 @@ def pytest_runtest_makereport(
     report = yield
     if report.when == "call":
         item.stash[_failed] = report.failed
+    if report.when == "call" and report.passed:
+        item.config.stash.setdefault(_passed, set()).add(item.nodeid)
     return report
 
 
@@ -164,3 +167,14 @@ def leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
     left = _left(before)
     if left:
         pytest.fail("the test left behind:\n  " + "\n  ".join(left), pytrace=False)
+
+
+@pytest.fixture
+def passed_tests(request: pytest.FixtureRequest) -> set[str]:
+    """Ids of the tests that have passed so far in this run."""
+    return request.config.stash.get(_passed, set())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What judges the run as a whole runs last."""
+    items.sort(key=lambda item: item.path.name == "test_reliability.py")

@@ -14,9 +14,10 @@ from connector.wire.manifest import unpack_manifest
 if TYPE_CHECKING:
     from connector.broker.service import Service
 
-#: Payloads looked at for one page, whatever the filter matches.
-SCAN = 5000
-#: Rows of one page, in tensor keys; a payload is never cut, so a page may hold more keys by one payload's.
+#: Payloads found at once, payloads looked at for these, and how often for one page: whatever a filter matches,
+#: a page costs the loop at most 10 000 looks and 1000 rows.
+BATCH, BATCH_SCAN, BATCHES = 50, 500, 20
+#: Tensor keys of one page, those that a filter hides included; a payload is never cut: one with more is a page alone.
 PAGE_KEYS = 1000
 FILTERS = ("edge", "rid", "rid_prefix", "state", "key_prefix")
 STATES = ("sealed", "delivered", "taken", "void")
@@ -39,6 +40,9 @@ def answer(service: Service, message: msg.Message) -> msg.Message:
 
 def _status(service: Service, what: str) -> dict[str, Any]:
     state = service.directory.state
+    if what == "all":
+        # In one answer, so that no sum contradicts another.
+        return {"summary": _status(service, "summary"), **_status(service, "sessions"), **_status(service, "edges")}
     if what == "sessions":
         return {"sessions": [listing.session_row(state, session) for session in state.sessions.values()]}
     if what == "edges":
@@ -48,25 +52,30 @@ def _status(service: Service, what: str) -> dict[str, Any]:
         return {**state.counters, "payloads_live": len(state.shelf), "edges": edges}
     if what == "summary":
         return {"pid": os.getpid(), **service.statistics(), **listing.totals(state)}
-    raise UsageError("no such status", what=what, known=["summary", "sessions", "edges", "counters"])
+    raise UsageError("no such status", what=what, known=["summary", "sessions", "edges", "counters", "all"])
 
 
 def _page(service: Service, message: msg.ListPage) -> msg.Rows:
     state = service.directory.state
     chosen = _filter(message.filters)
     prefix = message.filters.get("key_prefix")
+    limit = min(message.limit, PAGE_KEYS)
     rows: list[Any] = []
     cursor, keys = message.after, 0
-    while keys < min(message.limit, PAGE_KEYS):
-        found, after = listing.page(state, cursor, message.last, 1, chosen, SCAN)
+    for _ in range(BATCHES):
+        found, after = listing.page(state, cursor, message.last, BATCH, chosen, BATCH_SCAN)
         for row in found:
-            told, count = _row(row, prefix)
-            keys += count
+            if keys >= limit:
+                return msg.Rows(message.request, rows, cursor)
+            told, looked = _row(row, prefix)
+            if keys and keys + looked > limit:
+                return msg.Rows(message.request, rows, cursor)
+            keys, cursor = keys + looked, row.serial
             if told is not None:
                 rows.append(told)
-        if not after or not found:
-            return msg.Rows(message.request, rows, after)
         cursor = after
+        if not after:
+            break
     return msg.Rows(message.request, rows, cursor)
 
 
@@ -85,7 +94,7 @@ def _filter(filters: dict[str, Any]) -> listing.Filter:
 
 
 def _row(row: listing.PayloadRow, prefix: str | None) -> tuple[dict[str, Any] | None, int]:
-    """A payload with its tensors; None if the key filter leaves nothing of it."""
+    """A payload with its tensors, None if the key filter leaves nothing of it; and what that cost in keys."""
     try:
         slots = unpack_manifest(row.manifest).slots
         damage = None
@@ -93,7 +102,7 @@ def _row(row: listing.PayloadRow, prefix: str | None) -> tuple[dict[str, Any] | 
         slots, damage = (), error.message
     tensors = [[s.key, s.dtype, list(s.shape), s.nbytes] for s in slots if prefix is None or s.key.startswith(prefix)]
     if prefix is not None and not tensors:
-        return None, 1
+        return None, max(len(slots), 1)
     told = {
         "serial": row.serial,
         "edge": str(row.edge),
@@ -115,4 +124,4 @@ def _row(row: listing.PayloadRow, prefix: str | None) -> tuple[dict[str, Any] | 
     }
     if damage:
         told["damage"] = damage
-    return told, max(len(tensors), 1)
+    return told, max(len(slots), 1)

@@ -35,6 +35,8 @@ class NodeBase:
         self._link = link
         self._broker = broker
         self._pid = os.getpid()
+        #: Seconds to wait for the broker's answer to a question.
+        self.answer_timeout = ANSWER_TIMEOUT
         # Runs when the node is collected or the interpreter ends, whichever comes first.
         self._finalizer = weakref.finalize(self, _close_soon, link, broker, self._pid)
 
@@ -92,11 +94,11 @@ class NodeBase:
 
     # -- verbs ------------------------------------------------------------------------------------
 
-    def _ask(self, make: Callable[[int], msg.Message], timeout: float = ANSWER_TIMEOUT) -> Verb[Any]:
+    def _ask(self, make: Callable[[int], msg.Message]) -> Verb[Any]:
         self.check_usable()
         with self.session.lock:
             self.session.must_be_open()
-            request = self.session.ask(make, timeout, grace=0.0)
+            request = self.session.ask(make, self.answer_timeout, grace=0.0)
         self._link.wake()
         try:
             return (yield request.future)
@@ -223,20 +225,26 @@ class Node(NodeBase):
         return self.status("counters")
 
     def status(self, what: str = "summary") -> dict[str, Any]:
-        """`summary`, `sessions`, `edges` or `counters`, as the broker sees them."""
+        """`summary`, `sessions`, `edges` or `counters`, as the broker sees them; `all`: the first three at once."""
         found: dict[str, Any] = run(self._ask(lambda n: msg.Status(n, what)))
         return found
 
     def payloads(self, limit: int | None = None, **filters: str) -> Iterator[dict[str, Any]]:
         """Live payloads, oldest first, page by page. Filters: edge, rid, rid_prefix, key_prefix, state."""
-        after, last, seen = 0, int(self.status()["snapshot"]), 0
-        while last:
-            page = run(self._ask(partial(_list_page, after, last, filters)))
-            for row in page.rows:
+        seen = 0
+        for page in self.pages(**filters):
+            for row in page:
                 yield row
                 seen += 1
                 if limit is not None and seen >= limit:
                     return
+
+    def pages(self, **filters: str) -> Iterator[list[dict[str, Any]]]:
+        """As payloads, a page at a time: payloads of at most 1000 tensors, or one payload of more. May be empty."""
+        after, last = 0, int(self.status()["snapshot"])
+        while last:
+            page = run(self._ask(partial(_list_page, after, last, filters)))
+            yield page.rows
             after = page.cursor
             if not after:
                 return

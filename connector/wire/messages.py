@@ -179,7 +179,7 @@ class Pong(Message):
 
 @dataclass(slots=True)
 class Status(Message):
-    """`what`: summary, sessions, edges, counters."""
+    """`what`: summary, sessions, edges, counters, all (the first three at one moment)."""
 
     code = 16
     checks = (f.WORD, f.short(32))

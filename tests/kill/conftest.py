@@ -51,16 +51,16 @@ class Scene(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def stage() -> Iterator[Scene]:
+def house() -> Iterator[Scene]:
     with connector.connect(stage="test", embedded=True, pool="8MiB", log_level="error") as node, Host() as host:
         yield Scene(node, host, Bystander(host, node.endpoint))
 
 
 @pytest.fixture
-def scene(stage: Scene) -> Iterator[Scene]:
-    """The stage with a bystander under way; afterwards nothing of the test's workers may be left."""
-    stage.bystander.go()
-    yield stage
-    stage.host.end_workers(but=stage.bystander.workers)
-    stage.bystander.check()
-    assert_settled(stage.node, stage.sessions)
+def scene(house: Scene) -> Iterator[Scene]:
+    """The house with a bystander under way; afterwards nothing of the test's workers may be left."""
+    house.bystander.go()
+    yield house
+    house.host.end_workers(but=house.bystander.workers)
+    house.bystander.check()
+    assert_settled(house.node, house.sessions)

@@ -2,38 +2,52 @@
 
 from __future__ import annotations
 
+import os
 import random
 import uuid
+from pathlib import Path
 
 import pytest
 
+import connector
 from connector import Node, Payload, errors
 from tests.kill.brokers import NO_PIDFD, assert_settled, broker, eventually
 from tests.kill.conftest import Scene
 from tests.kill.host import Worker
 from tests.kill.roles import check, chunk
 
-EDGE = ("left", "right")
 
 
 def _rid() -> str:
     return uuid.uuid4().hex
 
 
-def _writer(scene: Scene, rid: str, stage: str, before: int = 3, **more: object) -> Worker:
+def _edge(rid: str) -> tuple[str, str]:
+    """An edge of the rid's own: one live session is an edge's reader, and stays it."""
+    return f"left-{rid[:8]}", f"right-{rid[:8]}"
+
+
+def _kill(scene: Scene, worker: Worker) -> None:
+    """SIGKILL; returns when the broker has taken notice."""
+    there = scene.node.status()["sessions"]
+    worker.kill()
+    eventually(lambda: scene.node.status()["sessions"], there - 1, scene.node)
+
+
+def _writer(scene: Scene, rid: str, at: str, before: int = 3, **more: object) -> Worker:
     writer = scene.host.start(
-        "stopped_writer", endpoint=scene.node.endpoint, edge=EDGE, rid=rid, before=before, stage=stage, **more
+        "stopped_writer", endpoint=scene.node.endpoint, edge=_edge(rid), rid=rid, before=before, stage=at, **more
     )
     writer.expect("stopped")
     return writer
 
 
 def _reader(scene: Scene, rid: str, **more: object) -> Worker:
-    return scene.host.start("stopped_reader", endpoint=scene.node.endpoint, edge=EDGE, rid=rid, **more)
+    return scene.host.start("stopped_reader", endpoint=scene.node.endpoint, edge=_edge(rid), rid=rid, **more)
 
 
 def _put(node: Node, rid: str, count: int, last: bool) -> None:
-    out = node.edge(*EDGE)
+    out = node.edge(*_edge(rid))
     for index in range(count):
         out.put(rid, chunk(rid, index), last=last and index == count - 1)
     node.flush()
@@ -41,7 +55,7 @@ def _put(node: Node, rid: str, count: int, last: bool) -> None:
 
 def _drain(node: Node, rid: str, most: int = 100) -> tuple[list[Payload], errors.ConnectorError | None]:
     """All that comes of the rid, checked, and what ended it."""
-    source = node.edge(*EDGE)
+    source = node.edge(*_edge(rid))
     got: list[Payload] = []
     try:
         for payload in source.stream(rid, timeout=60.0):
@@ -56,23 +70,23 @@ def _drain(node: Node, rid: str, most: int = 100) -> tuple[list[Payload], errors
 # -- writers --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", ["reserved", "copying", "header"])
-def test_a_writer_killed_before_the_ready_word_put_nothing(scene: Scene, stage: str) -> None:
+@pytest.mark.parametrize("at", ["reserved", "copying", "header"])
+def test_a_writer_killed_before_the_ready_word_put_nothing(scene: Scene, at: str) -> None:
     """Its chunks before that arrive; then its death is told, with rid, edge and count."""
     rid = _rid()
-    _writer(scene, rid, stage).kill()
+    _kill(scene, _writer(scene, rid, at))
     got, error = _drain(scene.node, rid)
     assert [payload.index for payload in got] == [0, 1, 2]
     assert isinstance(error, errors.WriterDied)
     assert error.facts["rid"] == rid
-    assert error.facts["edge"] == "left:right:0"
+    assert error.facts["edge"] == "{}:{}:0".format(*_edge(rid))
     assert error.facts["chunks"] == 3
 
 
 def test_a_writer_killed_behind_the_ready_word_has_put_the_chunk(scene: Scene) -> None:
     """SEAL was never sent, and yet the payload exists: the word in the block says so."""
     rid = _rid()
-    _writer(scene, rid, "ready").kill()
+    _kill(scene, _writer(scene, rid, "ready"))
     got, error = _drain(scene.node, rid)
     assert [payload.index for payload in got] == [0, 1, 2, 3]
     assert isinstance(error, errors.WriterDied)
@@ -82,7 +96,7 @@ def test_a_writer_killed_behind_the_ready_word_has_put_the_chunk(scene: Scene) -
 def test_a_stream_whose_last_ready_word_stands_is_complete(scene: Scene) -> None:
     """A last chunk that was sealed and not announced ends the stream in good order."""
     rid = _rid()
-    _writer(scene, rid, "ready", last=True).kill()
+    _kill(scene, _writer(scene, rid, "ready", last=True))
     got, error = _drain(scene.node, rid)
     assert [payload.index for payload in got] == [0, 1, 2, 3]
     assert got[-1].last
@@ -92,7 +106,7 @@ def test_a_stream_whose_last_ready_word_stands_is_complete(scene: Scene) -> None
 def test_a_whole_step_behind_its_ready_word_arrives(scene: Scene) -> None:
     """A batch is one block: all its members exist with one word."""
     rid = _rid()
-    _writer(scene, rid, "ready", before=0, last=True, many=8).kill()
+    _kill(scene, _writer(scene, rid, "ready", before=0, last=True, many=8))
     for member in range(8):
         got, error = _drain(scene.node, f"{rid}/{member}")
         assert [payload.index for payload in got] == [0]
@@ -114,10 +128,10 @@ def test_a_block_sealed_with_a_damaged_header_is_no_payload(scene: Scene) -> Non
                 words[at + 6] ^= 1
                 damaged += 1
     assert damaged == 1
-    writer.kill()
+    _kill(scene, writer)
     assert_settled(scene.node, scene.sessions)
     with pytest.raises(errors.UnknownRequest):
-        scene.node.edge(*EDGE).take(rid, timeout=0.0)
+        scene.node.edge(*_edge(rid)).take(rid, timeout=0.0)
 
 
 @pytest.mark.parametrize("waiting", [False, True])
@@ -126,9 +140,9 @@ def test_a_writer_killed_after_seal_loses_nothing(scene: Scene, waiting: bool) -
     rid = _rid()
     reader = None
     if waiting:
-        reader = scene.host.start("streaming_reader", endpoint=scene.node.endpoint, edge=EDGE, rid=rid)
+        reader = scene.host.start("streaming_reader", endpoint=scene.node.endpoint, edge=_edge(rid), rid=rid)
         reader.expect("ready")
-    _writer(scene, rid, "sealed").kill()
+    _kill(scene, _writer(scene, rid, "sealed"))
     if reader is None:
         got, error = _drain(scene.node, rid)
         assert [payload.index for payload in got] == [0, 1, 2, 3]
@@ -141,7 +155,7 @@ def test_a_writer_killed_after_seal_loses_nothing(scene: Scene, waiting: bool) -
 def test_a_writer_killed_after_end_fails_nobody(scene: Scene) -> None:
     """A complete stream is not touched by its writer's death."""
     rid = _rid()
-    _writer(scene, rid, "sealed", last=True).kill()
+    _kill(scene, _writer(scene, rid, "sealed", last=True))
     eventually(lambda: scene.node.status()["sessions"], scene.sessions, scene.node)
     got, error = _drain(scene.node, rid)
     assert [payload.index for payload in got] == [0, 1, 2, 3]
@@ -156,7 +170,7 @@ def test_a_reader_killed_while_it_waits_costs_nothing(scene: Scene) -> None:
     rid = _rid()
     reader = _reader(scene, rid, wait=True)
     reader.expect("stopped")
-    reader.kill()
+    _kill(scene, reader)
     _put(scene.node, rid, 3, last=True)
     got, error = _drain(scene.node, rid)
     assert [(payload.index, payload.redelivered) for payload in got] == [(0, False), (1, False), (2, False)]
@@ -169,7 +183,7 @@ def test_payloads_pushed_to_a_dead_reader_come_again(scene: Scene) -> None:
     _put(scene.node, rid, 3, last=True)
     reader = _reader(scene, rid, poll=True)
     reader.expect("stopped")
-    reader.kill()
+    _kill(scene, reader)
     got, error = _drain(scene.node, rid)
     assert [(payload.index, payload.redelivered) for payload in got] == [(0, True), (1, True), (2, True)]
     assert error is None
@@ -182,8 +196,8 @@ def test_a_reader_that_held_everything_is_followed_by_another(scene: Scene, resu
     reader = _reader(scene, rid, take=2, resume=resume)
     _put(scene.node, rid, 2, last=False)
     reader.expect("stopped")
-    reader.kill()
-    out = scene.node.edge(*EDGE)
+    _kill(scene, reader)
+    out = scene.node.edge(*_edge(rid))
     eventually(lambda: scene.node.status()["sessions"], scene.sessions, scene.node)
     out.put(rid, chunk(rid, 2), last=True)
     got, error = _drain(scene.node, rid)
@@ -197,10 +211,10 @@ def test_a_reader_that_had_released_a_part_fails_the_rid_at_both_ends(scene: Sce
     _put(scene.node, rid, 4, last=False)
     reader = _reader(scene, rid, take=3, release=1)
     reader.expect("stopped")
-    reader.kill()
+    _kill(scene, reader)
     eventually(lambda: scene.node.status()["sessions"], scene.sessions, scene.node)
     with pytest.raises(errors.ReaderDied) as at_writer:
-        scene.node.edge(*EDGE).put(rid, chunk(rid, 4), last=True)
+        scene.node.edge(*_edge(rid)).put(rid, chunk(rid, 4), last=True)
     got, at_reader = _drain(scene.node, rid)
     assert got == []
     assert isinstance(at_reader, errors.ReaderDied)
@@ -217,7 +231,7 @@ def test_a_reader_that_resumes_gets_the_rest(scene: Scene) -> None:
     _put(scene.node, rid, 4, last=True)
     reader = _reader(scene, rid, take=3, release=2, resume=True)
     reader.expect("stopped")
-    reader.kill()
+    _kill(scene, reader)
     got, error = _drain(scene.node, rid)
     assert [payload.index for payload in got] == [2, 3]
     assert got[0].redelivered
@@ -256,15 +270,17 @@ def test_sixty_kills_at_random_moments(scene: Scene) -> None:
     chance = random.Random(7)
     for turn in range(30):
         rid = _rid()
-        arguments = {"endpoint": scene.node.endpoint, "edge": EDGE, "rid": rid}
+        arguments = {"endpoint": scene.node.endpoint, "edge": _edge(rid), "rid": rid}
         reader = scene.host.start("streaming_reader", **arguments)
         writer = scene.host.start("streaming_writer", **arguments)
-        reader.expect("ready")
         victim, survivor = (writer, reader) if chance.random() < 0.5 else (reader, writer)
-        for _ in range(chance.randrange(30)):
+        for _ in range(chance.randrange(1, 30)):
             victim.hear()
-        victim.kill()
-        _check_survivor(scene, survivor, survivor is reader)
+        _kill(scene, victim)
+        if survivor is reader:
+            _check_reader(survivor)
+        else:
+            _check_writer(scene, survivor, rid)
         survivor.kill()
         scene.node.abort(rid)
         if turn % 10 == 9:
@@ -273,24 +289,28 @@ def test_sixty_kills_at_random_moments(scene: Scene) -> None:
             scene.bystander.go()
 
 
-def _check_survivor(scene: Scene, survivor: Worker, is_reader: bool) -> None:
-    """A reader hears WriterDied behind an unbroken row; a writer ReaderDied, if anything had been released."""
-    if is_reader:
-        seen = 0
-        event, facts = survivor.hear()
-        while event == "took":
-            seen = facts["count"]
-            event, facts = survivor.hear()
-        assert (event, facts["kind"]) == ("broke", "WriterDied") or facts["kind"] == "UnknownRequest", facts
-        assert facts["count"] == seen
-        return
-    eventually(lambda: scene.node.status()["sessions"], scene.sessions + 1, scene.node)
-    row = next(row for row in scene.node.status("edges")["edges"] if row["edge"] == "left:right:0")
-    if row["payloads_released"] and row["refused"]:
-        event, facts = survivor.hear()
+def _check_reader(reader: Worker) -> None:
+    """It hears of its writer's death behind an unbroken row."""
+    seen = 0
+    event, facts = reader.hear()
+    while event in ("ready", "took"):
+        seen = facts.get("count", 0)
+        event, facts = reader.hear()
+    assert (event, facts["kind"], facts["count"]) == ("broke", "WriterDied", seen), facts
+
+
+def _check_writer(scene: Scene, writer: Worker, rid: str) -> None:
+    """Its reader's successor starts anew with chunk 0; or both are told, if the reader had released any."""
+    source = scene.node.edge(*_edge(rid))
+    try:
+        payload = source.take(rid, timeout=60.0)
+    except errors.ReaderDied:
+        event, facts = writer.hear()
         while event == "put":
-            event, facts = survivor.hear()
-        assert facts["kind"] == "ReaderDied", facts
+            event, facts = writer.hear()
+        assert (event, facts["kind"]) == ("failed_put", "ReaderDied"), facts
+    else:
+        check(payload, rid, 0)
 
 
 # -- without a pidfd ------------------------------------------------------------------------------
@@ -298,23 +318,21 @@ def _check_survivor(scene: Scene, survivor: Worker, is_reader: bool) -> None:
 
 def test_a_dead_client_without_pidfd_is_found_by_its_stream_and_its_lock(scene: Scene) -> None:
     """An old kernel, or another pid namespace: end of file and a free session lock prove the death."""
-    with broker(NO_PIDFD) as own, connector_node(own.run_dir) as node:
+    with broker(NO_PIDFD) as own, connector.connect(stage="test", endpoint=own.run_dir) as node:
         rid = _rid()
         writer = scene.host.start(
-            "stopped_writer", endpoint=own.run_dir, edge=EDGE, rid=rid, before=2, stage="copying"
+            "stopped_writer", endpoint=own.run_dir, edge=_edge(rid), rid=rid, before=2, stage="copying"
         )
         writer.expect("stopped")
         assert node.status()["sessions"] == 2
+        assert _pidfds(own.process.pid) == 1, "beside the one that watches the broker's owner"
         writer.kill()
         got, error = _drain(node, rid)
         assert [payload.index for payload in got] == [0, 1]
         assert isinstance(error, errors.WriterDied)
-        assert "lock free" in _how_it_died(node)
         got.clear()
         assert_settled(node, 1)
 
 
-def connector_node(run_dir: str) -> Node:
-    import connector
-
-    return connector.connect(stage="test", endpoint=run_dir)
+def _pidfds(pid: int) -> int:
+    return sum("pidfd" in os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir())

@@ -1,0 +1,77 @@
+"""`connector config check` and `show`: what `serve` would work with, and where each value comes from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from connector.cli import exits, tables
+from connector.cli.common import config_options, json_option, overrides
+from connector.core.errors import ConfigError
+
+
+@click.group()
+def config() -> None:
+    """Check or show the broker's configuration."""
+
+
+@config.command()
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@json_option()
+def check(file: Path | None, as_json: bool) -> int:
+    """Check what `serve --config FILE` would read: file and environment, without starting anything.
+
+    Exit code 1 with a line for each problem: FILE:LINE, field, what is wrong.
+    """
+    from connector.broker.config import load
+
+    try:
+        loaded = load(file, os.environ, {})
+    except ConfigError as error:
+        if not as_json:
+            raise ConfigError(error.message) from error
+        told = {"ok": False, "problems": error.message.splitlines(), "facts": error.facts}
+        tables.say(tables.as_json(told))
+        return exits.NO
+    where = str(loaded.file) if loaded.file else "no file"
+    if as_json:
+        tables.say(tables.as_json({"ok": True, "file": where, "problems": [], "warnings": loaded.warnings}))
+        return exits.OK
+    for warning in loaded.warnings:
+        tables.note(f"warning: {warning}")
+    tables.say(tables.printable(f"{where}: ok"))
+    return exits.OK
+
+
+@config.command()
+@config_options
+@json_option()
+def show(file: Path | None, run_dir: str | None, pool: str | None, settings: tuple[str, ...], as_json: bool) -> None:
+    """Show each value that `serve` with the same options would use, and its source."""
+    from connector.broker.config import load
+
+    loaded = load(file, os.environ, overrides(run_dir, pool, settings))
+    found = loaded.config
+    values = found.model_dump(mode="json", by_alias=True)
+    meant: dict[str, Any] = {"max_blocks": found.block_limit, "ahead_session": found.ahead_limit}
+    if as_json:
+        fields = {
+            name: {"value": values[name], "effective": meant.get(name, values[name]), "source": source}
+            for name, source in loaded.sources.items()
+        }
+        where = str(loaded.file) if loaded.file else None
+        tables.say(tables.as_json({"fields": fields, "file": where, "warnings": loaded.warnings}))
+        return
+    for warning in loaded.warnings:
+        tables.note(f"warning: {warning}")
+    cells = [(name, _cell(values[name], meant.get(name)), source) for name, source in loaded.sources.items()]
+    tables.table(("FIELD", "VALUE", "SOURCE"), cells)
+
+
+def _cell(value: object, meant: object) -> str:
+    """A value as JSON writes it; null with what it stands for."""
+    told = value if isinstance(value, str) else tables.as_json(value)
+    return f"{told} ({meant})" if value is None and meant is not None else told
