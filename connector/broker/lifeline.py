@@ -28,6 +28,8 @@ log = logging.getLogger("connector.broker")
 #: getsockopt: a pidfd of the peer (Linux 6.5 and later).
 SO_PEERPIDFD = 77
 _CREDENTIALS = struct.Struct("3i")
+#: Connections that may be open without having given a token; beyond it the oldest is closed.
+MOST_SILENT = 256
 
 
 @dataclass(slots=True)
@@ -65,6 +67,8 @@ class Lifelines:
         self._by_token: dict[bytes, Lifeline] = {}
         #: Stream ended: looked at again until the session's lock is free, or a pidfd speaks.
         self._doubtful: dict[bytes, Lifeline] = {}
+        #: Connections without a token yet, oldest first.
+        self._silent: dict[int, Lifeline] = {}
         self.refused = 0
         self._paused = False
 
@@ -129,8 +133,12 @@ class Lifelines:
             stream.close()
             return
         line = Lifeline(stream, pid, uid, _pidfd(stream, pid))
-        self._by_fd[stream.fileno()] = line
+        self._by_fd[stream.fileno()] = self._silent[stream.fileno()] = line
         self._epoll.register(stream, select.EPOLLIN | select.EPOLLRDHUP)
+        if len(self._silent) > MOST_SILENT:
+            # A client sends its token as it connects: who says nothing must not use up the descriptors.
+            self.refused += 1
+            self._drop(next(iter(self._silent.values())))
 
     def _pause(self, error: OSError) -> None:
         """No descriptor is left: newcomers wait in the backlog. Polled on, the listener would be ready for ever."""
@@ -185,6 +193,7 @@ class Lifelines:
     def _register(self, line: Lifeline, token: bytes) -> None:
         line.token = token
         self._by_token[token] = line
+        del self._silent[line.stream.fileno()]
         if line.pidfd >= 0:
             self._by_fd[line.pidfd] = line
             self._epoll.register(line.pidfd, select.EPOLLIN)
@@ -196,6 +205,7 @@ class Lifelines:
     def _stream_ended(self, line: Lifeline) -> None:
         self._epoll.unregister(line.stream)
         del self._by_fd[line.stream.fileno()]
+        self._silent.pop(line.stream.fileno(), None)
         line.ended = True
         if not line.token:
             line.close()
@@ -204,6 +214,7 @@ class Lifelines:
             self._doubtful[line.token] = line
 
     def _drop(self, line: Lifeline) -> None:
+        self._silent.pop(line.stream.fileno(), None)
         for fd in (line.stream.fileno(), line.pidfd):
             if fd >= 0 and self._by_fd.pop(fd, None) is not None:
                 self._epoll.unregister(fd)

@@ -14,10 +14,17 @@ class HumanFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         facts = " ".join(f"{name}={value}" for name, value in getattr(record, "facts", {}).items())
-        line = f"{clock} {record.levelname.lower()} {record.getMessage()} {facts}".rstrip()
+        line = _printable(f"{clock} {record.levelname.lower()} {record.getMessage()} {facts}".rstrip())
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
-        return line.replace("\r", "\\r")
+        return line
+
+
+def _printable(text: str) -> str:
+    """Line breaks, escapes and the like written out: a rid must not forge a line, nor a terminal's colour."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class JsonFormatter(logging.Formatter):

@@ -18,12 +18,15 @@ from connector.broker.rundir import RunDir
 from connector.broker.service import Service
 from connector.broker.store import Store, reclaim
 from connector.core.endpoint import socket_path
+from connector.core.errors import BrokerLost, ProtocolViolation
 from connector.wire import messages as msg
 
 log = logging.getLogger("connector.broker")
 
 #: Frames taken in before answers are flushed.
 TURN = 256
+#: Times the largest request that is read whole, to be refused with an answer.
+OVERSIZE = 4
 #: Seconds between two looks at a full pipe.
 RETRY = 0.02
 #: Longest sleep; a doubtful death is looked at again after it.
@@ -38,9 +41,9 @@ class Broker:
         self.config = config
         with contextlib.ExitStack() as undo:
             self.run_dir = RunDir(config.run_dir, config.group)
-            undo.callback(self.run_dir.remove_contents)
-            for path in reclaim(config.run_dir):
-                log.warning("removed what a dead broker left", extra={"facts": {"path": path}})
+            undo.callback(self.run_dir.remove_contents, started=False)
+            for path, size in reclaim(config.run_dir):
+                log.warning("removed what a dead broker left", extra={"facts": {"path": path, "bytes": size}})
             self.store = Store(self.run_dir, config.pool, config.block_limit)
             undo.callback(self.store.remove)
             self._context = zmq.Context()
@@ -53,16 +56,23 @@ class Broker:
         self.service = Service(config, self.store, self._queue, self._forget, self.lifelines.find, time.monotonic)
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.lifelines.watch(self._wake_r)
+        self.service.shell = self._statistics
         self._stopping = False
+        #: Times that the loop woke.
+        self.turns = 0
 
     def _bind(self) -> None:
         router = self._router
         router.set(zmq.ROUTER_MANDATORY, 1)
         router.set(zmq.ROUTER_HANDOVER, 1)
         router.set(zmq.LINGER, 0)
-        router.set(zmq.MAXMSGSIZE, self.config.max_request_bytes)
+        # A larger part ends its sender's connection without a word; up to here it gets an answer.
+        router.set(zmq.MAXMSGSIZE, OVERSIZE * self.config.max_request_bytes)
         path = socket_path(self.config.run_dir)
-        router.bind(f"ipc://{path}")
+        try:
+            router.bind(f"ipc://{path}")
+        except zmq.ZMQError as error:
+            raise BrokerLost(f"the broker's socket cannot be bound: {error}", path=path) from error
         self.run_dir.own(path)
 
     # -- the loop -------------------------------------------------------------------------------
@@ -92,7 +102,18 @@ class Broker:
             wait = min(wait, RETRY)
         return int(wait * 1000) + (wait > 0)
 
+    def _statistics(self) -> dict[str, int]:
+        """What is counted beside the directory and the service."""
+        return {
+            "turns": self.turns,
+            "answers_dropped": self.outbox.dropped,
+            "unreachable": self.outbox.unreachable,
+            "blocked": len(self.outbox.blocked),
+            "lifelines_refused": self.lifelines.refused,
+        }
+
     def _turn(self, happened: dict[object, int]) -> None:
+        self.turns += 1
         try:
             if self._router in happened:
                 self._take_frames()
@@ -114,7 +135,9 @@ class Broker:
             if len(parts) == 2:
                 self.service.frame(parts[0], parts[1])
             else:
-                self.service.violations += 1
+                self.service.violation(
+                    parts[0], ProtocolViolation("a message is one frame of one part", parts=len(parts) - 1)
+                )
 
     def _queue(self, token: bytes, message: msg.Message | None) -> None:
         if message is None:

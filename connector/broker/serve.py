@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import resource
 import select
+import signal
 import threading
 from collections.abc import Callable
+from types import FrameType
 
 from connector.broker import logs
 from connector.broker.config_schema import BrokerConfig
@@ -20,6 +22,9 @@ def run(config: BrokerConfig, *, owner: int = 0, ready: Callable[[], None] | Non
     """
     logs.set_up(config.log_level, config.log_format)
     _raise_descriptor_limit(config.max_sessions)
+    # Until the loop has its own handlers: what was made of the pool so far is removed.
+    signal.signal(signal.SIGTERM, _give_up)
+    signal.signal(signal.SIGINT, _give_up)
     broker = Broker(config)
     broker.install_signals()
     if owner:
@@ -27,8 +32,12 @@ def run(config: BrokerConfig, *, owner: int = 0, ready: Callable[[], None] | Non
     broker.serve(ready)
 
 
+def _give_up(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
 def _raise_descriptor_limit(sessions: int) -> None:
-    """As many descriptors as the sessions may need, if the hard limit allows: each has a lifeline, a pidfd and a pipe."""
+    """As many descriptors as the sessions may need, if the hard limit allows (lifeline, pidfd, pipe)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     want = 4 * sessions + 256
     if hard != resource.RLIM_INFINITY:

@@ -67,6 +67,8 @@ class Service:
         self._token_of: dict[int, bytes] = {}
         self._next_session = 0
         self.violations = 0
+        #: Figures of the shell around this service, by name.
+        self.shell: Callable[[], dict[str, int]] = dict
         self.started = now()
 
     # -- frames ---------------------------------------------------------------------------------
@@ -76,7 +78,7 @@ class Service:
         try:
             envelope = codec.decode(data, from_broker=False, max_frame=self.config.max_request_bytes)
         except ProtocolViolation as error:
-            self._violation(token, error)
+            self.violation(token, error)
             return
         session = self._session_of.get(token)
         if session is not None:
@@ -93,7 +95,8 @@ class Service:
                 )
                 return
 
-    def _violation(self, token: bytes, error: ProtocolViolation) -> None:
+    def violation(self, token: bytes, error: ProtocolViolation) -> None:
+        """Something malformed came from `token`: it is counted, logged, and answered."""
         self.violations += 1
         log.warning("malformed message", extra={"facts": {"peer": self._who(token), "error": str(error)}})
         self._send(token, msg.Failure(0, error))
@@ -217,4 +220,5 @@ class Service:
             "prefaulted_bytes": store.prefault.progress,
             "sessions": len(self._session_of),
             "violations": self.violations,
+            **self.shell(),
         }

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import uuid as uuids
 
 from connector.arena import blocks, sweep
 from connector.arena.arena import Arena, create_arena
 from connector.arena.prefault import Prefault
+from connector.arena.segment import SHM_DIR
 from connector.arena.table import Table
 from connector.broker.rundir import RunDir
 from connector.core.directory.effects import Effect, FreeEntry, RaiseCeiling, WriteEntry
-from connector.core.errors import ConnectorError
 
 
 class Store:
@@ -19,16 +21,18 @@ class Store:
     def __init__(self, run_dir: RunDir, pool: int, entries: int) -> None:
         self.uuid = uuids.uuid4().hex
         self.epoch = 1
-        self.table = Table.create(
-            self.uuid, entries, pool, run_dir.path, self.epoch, mode=run_dir.file_mode, gid=run_dir.gid
-        )
-        try:
+        # Whatever ends this, a signal too: nothing may be left.
+        with contextlib.ExitStack() as undo:
+            self.table = Table.create(
+                self.uuid, entries, pool, run_dir.path, self.epoch, mode=run_dir.file_mode, gid=run_dir.gid
+            )
+            undo.callback(self.table.close)
+            undo.callback(self.table.unlink)
             self.arena: Arena = create_arena(self.uuid, pool, self.epoch, run_dir.file_mode, run_dir.gid)
-        except ConnectorError:
-            self.table.unlink()
-            self.table.close()
-            raise
-        self.prefault = Prefault(self.arena.segment).start()
+            undo.callback(self.arena.close)
+            undo.callback(self.arena.unlink)
+            self.prefault = Prefault(self.arena.segment).start()
+            undo.pop_all()
 
     def perform(self, effect: Effect) -> bool:
         """Apply an effect on shared memory, body before word; False if it is none of these."""
@@ -54,7 +58,8 @@ class Store:
         self.table.close()
 
 
-def reclaim(run_dir: str) -> list[str]:
-    """Remove what dead brokers of this run directory left, before anything is allocated; the paths removed."""
+def reclaim(run_dir: str) -> list[tuple[str, int]]:
+    """Remove what dead brokers of this run directory left, before anything is allocated; paths and bytes removed."""
     stale = [found for found in sweep.find() if found.verdict == "stale" and found.run_dir == run_dir]
-    return sweep.remove(stale) if stale else []
+    sizes = {os.path.join(SHM_DIR, found.name): found.size for found in stale}
+    return [(path, sizes.get(path, 0)) for path in sweep.remove(stale)] if stale else []

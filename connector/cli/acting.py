@@ -9,8 +9,8 @@ import click
 
 from connector.cli import exits, tables
 from connector.cli.common import broker, client_options, target_options
-from connector.cli.showing import find, not_found
 from connector.cli.naming import chosen
+from connector.cli.showing import find, not_found
 from connector.core.names import Edge
 
 RISK = (
@@ -77,7 +77,9 @@ def _confirmed(question: str, yes: bool) -> bool:
 
 @click.command()
 @click.argument("rid")
-@click.option("--reason", default="aborted by the operator", show_default=True, help="Told to everyone who waits.")
+@click.option(
+    "--reason", default="aborted by the operator", show_default=True, metavar="TEXT", help="Told to everyone who waits."
+)
 @client_options
 def abort(rid: str, reason: str, endpoint: str | None, timeout: float, as_json: bool) -> int:
     """End a request everywhere, and say what that freed.

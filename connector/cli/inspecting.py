@@ -107,6 +107,7 @@ def save(node: Node, row: dict[str, Any], path: Path) -> None:
     if row["end_only"]:
         raise UsageError("END sent alone is no payload: there is nothing to save", **place)
     try:
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
     except ImportError as error:
         hint = "install it: pip install 'tensor-connector[demo]', or safetensors and numpy"
@@ -119,5 +120,7 @@ def save(node: Node, row: dict[str, Any], path: Path) -> None:
         os.replace(part, path)
     except OSError as error:
         raise click.ClickException(f"cannot write {path}: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise click.ClickException(f"cannot write {path}: {error}") from error
     finally:
         part.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -95,8 +96,8 @@ def table(columns: Sequence[str], rows: Sequence[Row]) -> None:
         drawn.add_column(name, overflow="fold")
     for row in rows:
         drawn.add_row(*[Text(printable(cell)) for cell in row])
-    # Colours are rich's decision: it heeds NO_COLOR and TERM, and this is a terminal.
-    Console(file=sys.stdout).print(drawn)
+    plain = bool(os.environ.get("NO_COLOR"))
+    Console(file=sys.stdout, color_system=None if plain else "auto").print(drawn)
 
 
 class Lines:

@@ -64,9 +64,10 @@ class AsyncEdge(EdgeVerbs):
         ended = False
         while not ended:
             payload, ended = await arun(self._next(rid, timeout, copy))
-            if payload is not None:
-                yield payload
+            found = [payload] if payload is not None else []
             del payload
+            while found:
+                yield found.pop()
 
     async def poll(self, *, copy: bool | None = None) -> Polled:
         """As Edge.poll."""

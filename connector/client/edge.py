@@ -216,10 +216,11 @@ class Edge(EdgeVerbs):
         ended = False
         while not ended:
             payload, ended = run(self._next(rid, timeout, copy))
-            if payload is not None:
-                yield payload
-            # The iterator must not pin a block that its caller let go.
+            found = [payload] if payload is not None else []
+            # The iterator, waiting at its yield, must not pin a block that its caller let go.
             del payload
+            while found:
+                yield found.pop()
 
     def poll(self, *, copy: bool | None = None) -> Polled:
         """All unclaimed payloads that have arrived, by rid; does not wait. The first call subscribes."""

@@ -38,6 +38,10 @@ class FailMark(NamedTuple):
     life: int
     error: ConnectorError
 
+    def raised(self) -> ConnectorError:
+        """The error anew: the one that is kept here must not keep its callers' frames, and their views, alive."""
+        return type(self.error)(self.error.message, **self.error.facts)
+
 
 class Taken(NamedTuple):
     """What a take got: a payload (`ends`: the stream's last), or None at a bare END."""
@@ -146,7 +150,7 @@ class Channel:
             queue.waits.popleft()
             answered.append(wait.request)
             if isinstance(front, FailMark):
-                wait.future.set_exception(front.error)
+                wait.future.set_exception(front.raised())
             else:
                 wait.future.set_result(self.pop(rid))
         if queue.items and rid not in self.claimed:
@@ -161,7 +165,7 @@ class Channel:
         while queue is not None and queue.items:
             front = queue.items[0]
             if isinstance(front, FailMark):
-                raise type(front.error)(front.error.message, **front.error.facts)
+                raise front.raised()
             queue.items.popleft()
             if isinstance(front, EndMark):
                 self._tidy(rid, queue, ended=True)

@@ -212,6 +212,8 @@ class Link:
         self._poller.register(self._lifeline.stream, zmq.POLLIN)
         self._unsent = self._frames(first)
         self._push()
+        # What callers queued meanwhile is to be sent, too: their own wake-ups may have been read before.
+        self.wake()
         for envelope in rest:
             self.session.receive(envelope)
 

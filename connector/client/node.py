@@ -253,6 +253,7 @@ class Node(NodeBase):
         """Look at a live payload without taking it: views that keep its block until they die."""
         from connector.client.payload import open_payload
 
+        names.check_rid(rid)
         arrived: Arrived = run(self._ask(lambda n: msg.Inspect(n, edge, rid, -1 if index is None else index)))
         with self.session.lock:
             self.session.held.add(arrived.hold)
@@ -260,12 +261,14 @@ class Node(NodeBase):
 
     def remove(self, edge: EdgeName, rid: str, index: int | None = None, force: bool = False) -> dict[str, Any]:
         """Drop a live payload, or all of the rid on the edge; the stream fails for its reader."""
+        names.check_rid(rid)
         at = -1 if index is None else index
         report: dict[str, Any] = run(self._ask(lambda n: msg.Remove(n, edge, rid, at, force)))
         return report
 
     def story(self, rid: str) -> list[list[Any]]:
         """What happened to the rid's payloads: [time, what, edge, index, session, detail], oldest first."""
+        names.check_rid(rid)
         rows: list[list[Any]] = run(self._ask(lambda n: msg.Story(n, rid))).rows
         return rows
 

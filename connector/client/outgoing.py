@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from connector.client.requests import new_future
@@ -59,7 +59,7 @@ class Ticket:
         """The outcome; raises the error, or NotYet while the broker has not answered."""
         if self.error is not None:
             self.raised = True
-            raise self.error
+            raise _again(self.error)
         if self.outcome is None:
             raise NotYet("the broker has not answered yet", rid=self.rid, edge=str(self.edge), index=self.index)
         return self.outcome
@@ -71,6 +71,9 @@ class OutStream:
 
     next_index: int = 0
     ended: bool = False
+    #: All indexes below `low` were put, and those in `above`.
+    low: int = 0
+    above: set[int] = field(default_factory=set)
     #: The stream is poisoned: every put raises this until finish or begin.
     error: ConnectorError | None = None
     #: Put refusals that nobody has been told of: the next put, or flush, raises the first.
@@ -78,6 +81,15 @@ class OutStream:
     #: Notices may have been lost since: the broker decides by what was seen when the stream was opened.
     unsure: bool = False
     seen: int = 0
+
+    def was_put(self, index: int) -> bool:
+        return index < self.low or index in self.above
+
+    def note(self, index: int) -> None:
+        self.above.add(index)
+        while self.low in self.above:
+            self.above.discard(self.low)
+            self.low += 1
 
 
 class Outgoing:
@@ -93,6 +105,8 @@ class Outgoing:
         self._flushes: deque[tuple[int, Callable[[ConnectorError | None], None]]] = deque()
         self._by_rid: dict[str, set[Edge]] = {}
         self._ended = 0
+        #: Refusals that nobody was told of and whose stream is not known any more: flush raises them.
+        self._strays: OrderedDict[str, list[Ticket]] = OrderedDict()
 
     # -- streams ----------------------------------------------------------------------------------
 
@@ -108,6 +122,7 @@ class Outgoing:
         """Raise what the client knows already: an abort, a poisoned stream, a refused earlier put."""
         reason = self.aborted.get(rid)
         if reason is not None:
+            self._strays.pop(rid, None)
             raise RequestAborted(
                 "the request was aborted; finish or begin it before the next put",
                 rid=rid,
@@ -135,17 +150,20 @@ class Outgoing:
             return 0 if index is None else index
         if index is None:
             index = stream.next_index
-        if not attempt and stream.ended and index < stream.next_index:
+        if not attempt and stream.ended and stream.was_put(index):
             raise AlreadyPut("this index was put already", rid=rid, edge=str(edge), index=index)
-        if not attempt and stream.ended:
+        if not attempt and stream.ended and index >= stream.next_index:
             raise StreamEnded(
                 "the stream has ended; finish or begin the rid to use it anew", rid=rid, edge=str(edge), index=index
             )
         return index
 
-    def note_put(self, edge: Edge, rid: str, index: int, last: bool, seen: int) -> None:
+    def note_put(self, edge: Edge, rid: str, count: int, last: bool, end_only: bool, seen: int) -> None:
+        """Chunk number `count` - 1 was put, or END alone behind `count` chunks."""
         stream = self.stream(edge, rid, seen)
-        stream.next_index = max(stream.next_index, index + 1)
+        if not end_only:
+            stream.note(count - 1)
+        stream.next_index = max(stream.next_index, count)
         if last and not stream.ended:
             stream.ended = True
             self._ended += 1
@@ -169,10 +187,13 @@ class Outgoing:
         for edge in list(self._by_rid.get(rid, ())):
             self._drop((edge, rid))
         self.aborted.pop(rid, None)
+        self._strays.pop(rid, None)
 
     def abort(self, rid: str, reason: str) -> None:
         """The rid was aborted: puts raise until finish or begin."""
         for edge in list(self._by_rid.get(rid, ())):
+            for ticket in self.streams[(edge, rid)].refused or ():
+                self._stray(ticket)
             self._drop((edge, rid))
         self.aborted[rid] = reason
         self.aborted.move_to_end(rid)
@@ -206,11 +227,21 @@ class Outgoing:
         tickets = self.tickets.get(number, [])
         if member >= len(tickets):
             return
-        ticket = tickets[member]
+        self.refuse(tickets[member], error)
+
+    def refuse(self, ticket: Ticket, error: ConnectorError) -> None:
+        """The put came to nothing. Its stream's next put, or flush, says so, unless the ticket has."""
         ticket.resolve(None, error)
         stream = self.streams.get((ticket.edge, ticket.rid))
         if stream is not None:
             stream.refused = [*(stream.refused or []), ticket]
+        else:
+            self._stray(ticket)
+
+    def _stray(self, ticket: Ticket) -> None:
+        self._strays.setdefault(ticket.rid, []).append(ticket)
+        while len(self._strays) > MOST_ABORTED:
+            self._strays.popitem(last=False)
 
     def put_noted(self, number: int, member: int, outcome: str) -> None:
         tickets = self.tickets.get(number, [])
@@ -226,12 +257,14 @@ class Outgoing:
 
     def first_refusal(self) -> ConnectorError | None:
         """A refusal that nobody was told of, for flush to raise."""
-        for stream in self.streams.values():
-            while stream.refused:
-                ticket = stream.refused.pop(0)
+        untold = [stream.refused for stream in self.streams.values() if stream.refused]
+        for tickets in [*untold, *self._strays.values()]:
+            while tickets:
+                ticket = tickets.pop(0)
                 if not ticket.raised and ticket.error is not None:
                     ticket.raised = True
-                    return ticket.error
+                    return _again(ticket.error)
+        self._strays.clear()
         return None
 
     def lose_all(self, error: ConnectorError) -> list[Numbered]:
@@ -239,7 +272,9 @@ class Outgoing:
         again: list[Numbered] = []
         for number, message in self.unacked.items():
             for ticket in self.tickets.get(number, ()):
-                ticket.resolve(None, error)
+                self.refuse(ticket, error)
+                # Who waits in a flush is told below.
+                ticket.raised = ticket.raised or bool(self._flushes)
             if isinstance(message, (msg.Begin, msg.Finish, msg.Abort)):
                 again.append(message)
         self.tickets.clear()
@@ -254,4 +289,5 @@ class Outgoing:
 
 
 def _again(error: ConnectorError) -> ConnectorError:
+    """The same error to raise: one that is kept must not keep its callers' frames, and their views, alive."""
     return type(error)(error.message, **error.facts)

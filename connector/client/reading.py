@@ -31,14 +31,14 @@ class Polled(dict[str, list[Payload]]):
         return bool(len(self) or self.ended or self.failed)
 
 
-def subscribe(session: Session, channel: Channel, push: bool) -> Verb[None]:
-    """Become the channel's reader, once; ReadersMismatch or ReaderTaken say why not."""
+def subscribe(session: Session, channel: Channel, push: bool, timeout: float = SUBSCRIBE_TIMEOUT) -> Verb[None]:
+    """Become the channel's reader, once, within `timeout` seconds; ReadersMismatch or ReaderTaken say why not."""
     with session.lock:
         session.must_be_open()
         if channel.subscribed and (channel.push or not push):
             return
         channel.push = channel.push or push
-        request = session.ask(channel.subscription, SUBSCRIBE_TIMEOUT)
+        request = session.ask(channel.subscription, min(timeout, SUBSCRIBE_TIMEOUT))
         # At once: what the broker sends behind its answer must find the channel.
         channel.subscribed = True
     session.wake()
@@ -55,7 +55,7 @@ def subscribe(session: Session, channel: Channel, push: bool) -> Verb[None]:
 
 def next_taken(session: Session, channel: Channel, rid: str, timeout: float, stream: bool) -> Verb[Taken]:
     """The next payload of a rid; for a stream also its bare END. Waits at most `timeout` seconds."""
-    yield from subscribe(session, channel, push=False)
+    yield from subscribe(session, channel, push=False, timeout=timeout)
     with session.lock:
         session.must_be_open()
         found = channel.pop(rid, stream)

@@ -209,7 +209,7 @@ class Session:
         error = BrokerLost("the broker was started anew; the payload is lost", path=self.tried)
         if not first:
             self.blocks.take_all()
-            self.outbound = deque((m, t) for m, t in self.outbound if not _bound_to_arena(m, t, error))
+            self.outbound = deque((m, t) for m, t in self.outbound if not self._bound_to_arena(m, t, error))
         self.arena, self.read_arena = arena, read_arena
         self.number = welcome.session
         self.seen = int(welcome.limits.get("seen", 0))
@@ -219,6 +219,14 @@ class Session:
             self.outgoing.number_it(message)
             again.append(message)
         return again
+
+    def _bound_to_arena(self, message: msg.Message, tickets: list[Ticket], error: ConnectorError) -> bool:
+        """True for a queued message that names handles of the old arena; its puts are lost."""
+        if not isinstance(message, (msg.Seal, msg.Return, msg.Release, msg.Took)):
+            return False
+        for ticket in tickets:
+            self.outgoing.refuse(ticket, error)
+        return True
 
     def disconnected(self, reason: str) -> None:
         with self.lock:
@@ -247,12 +255,3 @@ class Session:
 def _drain(queue: deque[tuple[str, Hold]]) -> list[tuple[str, Hold]]:
     """All that is there now; finalisers may append meanwhile."""
     return [queue.popleft() for _ in range(len(queue))]
-
-
-def _bound_to_arena(message: msg.Message, tickets: list[Ticket], error: ConnectorError) -> bool:
-    """True for a queued message that names handles of the old arena; its tickets fail."""
-    if not isinstance(message, (msg.Seal, msg.Return, msg.Release, msg.Took)):
-        return False
-    for ticket in tickets:
-        ticket.resolve(None, error)
-    return True

@@ -182,8 +182,9 @@ def _seal(session: Session, edge: Edge, items: Sequence[Item], plan: _Plan, bloc
     arena_blocks.seal(block.arena, offset, generation)
     for member in members:
         ends = bool(member.flags & (Flags.LAST | Flags.END_ONLY))
-        count = member.index if member.flags & Flags.END_ONLY else member.index + 1
-        session.outgoing.note_put(edge, member.rid, count - 1, ends, session.seen)
+        end_only = bool(member.flags & Flags.END_ONLY)
+        count = member.index if end_only else member.index + 1
+        session.outgoing.note_put(edge, member.rid, count, ends, end_only, session.seen)
     seen = _seen(session, edge, members)
     session.post(msg.Seal(0, seen, edge, block.handle, plan.data_offset, tuple(members)), tickets)
     return tickets

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -49,6 +51,14 @@ class _Telling(AbstractContextManager[None]):
             raise SystemExit(1) from None
 
 
+def _end_with_the_demo() -> None:
+    """A stage outlives a restart of its broker, so even a killed demo has to take it along."""
+    demo = multiprocessing.parent_process()
+    assert demo is not None
+    demo.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def _tell(pipe: Connection, **message: Any) -> None:
     pipe.send_bytes(json.dumps(message).encode())
 
@@ -58,6 +68,7 @@ def run_stage(
 ) -> None:
     """The body of a stage process."""
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_the_demo, daemon=True).start()
     with _Telling(pipe):
         work = PIPELINES[name].load().STAGES[stage]
         with Station(stage, endpoint, tamper) as station:

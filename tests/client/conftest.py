@@ -7,6 +7,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import connector
+
+# Before they are imported, so that their bare asserts tell what they compared.
+pytest.register_assert_rewrite("connector.testing.contracts")
+
 from connector.testing.contracts.facade import AwaitedNode, LoopThread, NodeFace
 
 

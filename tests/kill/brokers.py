@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -65,8 +67,6 @@ def broker(prelude: str = "", **settings: Any) -> Iterator[BrokerProcess]:
 
 def eventually(found: Callable[[], object], hope: object, node: Node) -> None:
     """`found()` becomes `hope`: looked at again after each round trip to the broker."""
-    import time
-
     until = time.monotonic() + HANG
     while (seen := found()) != hope:
         assert time.monotonic() < until, f"{seen!r} did not become {hope!r}; {node.status()}"
@@ -79,6 +79,8 @@ def session_locks(run_dir: str) -> list[str]:
 
 def assert_settled(node: Node, sessions: int) -> None:
     """Nothing of the dead is left: sessions, room, lock files; no byte is used but what the living reserved ahead."""
+    # Errors and the frames that they came through are cycles, with payloads in them.
+    gc.collect()
     eventually(lambda: node.status()["sessions"], sessions, node)
     eventually(lambda: len(session_locks(node.endpoint)), sessions, node)
     eventually(lambda: _loose_bytes(node), 0, node)

@@ -152,7 +152,6 @@ def serve(path: str) -> None:
     """Fork a worker for each line of stdin; ends with it."""
     import torch
 
-    import connector.client.connecting
     from tests.kill import roles
 
     assert torch.zeros(1).item() == 0

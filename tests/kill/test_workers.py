@@ -17,7 +17,6 @@ from tests.kill.host import Worker
 from tests.kill.roles import check, chunk
 
 
-
 def _rid() -> str:
     return uuid.uuid4().hex
 
@@ -62,6 +61,8 @@ def _drain(node: Node, rid: str, most: int = 100) -> tuple[list[Payload], errors
             check(payload, rid, payload.index)
             got.append(payload)
             assert len(got) <= most
+            # The error's frames must not pin it.
+            del payload
     except errors.ConnectorError as error:
         return got, error
     return got, None

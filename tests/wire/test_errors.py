@@ -47,7 +47,7 @@ def test_an_error_of_a_newer_peer_arrives_as_the_base_with_its_code() -> None:
         ((1, 2), [1, 2]),
         ({"a": (1,)}, {"a": [1]}),
         ({3: 4}, {"3": 4}),
-        ({1, 1}, "{1}"),
+        (frozenset([1]), "frozenset({1})"),
         ("x" * (MAX_TEXT + 5), "x" * MAX_TEXT),
     ],
 )

@@ -1,4 +1,4 @@
-"""Every message, field by field: what a correct peer sends comes through as it was, anything else is refused by name."""
+"""Every message, field by field: what a correct peer sends arrives as it was, anything else is refused by name."""
 
 from __future__ import annotations
 
@@ -115,7 +115,9 @@ NOTICE = struct(Notice, WORD, RID, text(65_536), WORD)
 BLOCK = struct(lambda handle, length: (handle, length), HANDLE, WORD)
 SESSION_FACTS = st.dictionaries(st.sampled_from(["rid", "key", "size", "age"]), SCALARS, max_size=3)
 ERROR = Kind(
-    st.builds(lambda cls, told, facts: cls(told, **facts), st.sampled_from(list(ERRORS.values())), st.text(), SESSION_FACTS),
+    st.builds(
+        lambda cls, told, facts: cls(told, **facts), st.sampled_from(list(ERRORS.values())), st.text(), SESSION_FACTS
+    ),
     [ConnectorError("x"), PoolFull("full", rid="r", holders=["a", "b"])],
     [None, {}, [], ["PoolFull", "x"], ["", "x", {}], [1, "x", {}], ["PoolFull", 1, {}], ["PoolFull", "x", []]],
 )

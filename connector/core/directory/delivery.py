@@ -15,6 +15,7 @@ from connector.core.directory.events import Claimed, Flags, Hold
 from connector.core.directory.objects import (
     Chunk,
     EdgeState,
+    Life,
     Presence,
     Session,
     Share,
@@ -133,7 +134,7 @@ def _send_rid(
     """Send up to `most` chunks of the front stream; True if more of it could be sent now."""
     for _ in range(most):
         stream = front(edge, rid, reader)
-        if stream is None or not _may_see(session, edge, stream, reader):
+        if stream is None or not _may_see(state, session, edge, stream, reader):
             return False
         key = (edge.edge, reader, rid)
         if claimed_ and session.claimed.get(key, 0) >= state.settings.claim_window:
@@ -157,25 +158,40 @@ def front(edge: EdgeState, rid: str, reader: int) -> Stream | None:
     return None
 
 
-def _may_see(session: Session, edge: EdgeState, stream: Stream, reader: int) -> bool:
-    """A session that has not finished an older life of the rid is kept from the next one."""
+def _may_see(state: State, session: Session, edge: EdgeState, stream: Stream, reader: int) -> bool:
+    """A session that has not finished an older life of the rid, on whatever edge, is kept from the next one."""
     if edge.subscriptions[reader].readers != stream.readers:
         return False
     bound = session.bound.get(stream.rid)
-    return bound is None or bound is stream.life or bound.over
+    if bound is not None:
+        return bound is stream.life
+    older = [life for life in state.lives.get(stream.rid, ()) if life.number < stream.life.number]
+    return not any(_is_owed(session, life) for life in older)
+
+
+def _is_owed(session: Session, life: Life) -> bool:
+    """Whether the session is to get something of the life that it has not got."""
+    for (edge, reader), subscription in session.subscriptions.items():
+        stream = life.streams.get(edge)
+        if stream is None or subscription.readers != stream.readers or stream.shares[reader].closed:
+            continue
+        if subscription.push or life.rid in subscription.claims:
+            return True
+    return False
 
 
 def _next_chunk(stream: Stream, reader: int) -> Chunk | None:
     """The next chunk due to the reader, if it is there."""
     share = stream.shares[reader]
-    while True:
-        index = share.redo[0] if share.redo else share.cursor
-        chunk = stream.chunks.get(index)
-        if chunk is not None and chunk.shares[reader] is ShareState.PENDING:
-            return chunk
-        if not share.redo:
-            return None
-        share.redo.pop(0)
+    index = share.redo[0] if share.redo else share.cursor
+    chunk = stream.chunks.get(index)
+    if chunk is not None and chunk.shares[reader] is ShareState.PENDING:
+        return chunk
+    if share.redo:
+        # It was voided before it could be delivered again: a hole, at which the failure is told, and no END.
+        share.cursor = index
+        share.redo.clear()
+    return None
 
 
 def _tell_rest(state: State, session: Session, stream: Stream, reader: int) -> None:
@@ -268,6 +284,9 @@ def _tell_failure(state: State, session: Session, stream: Stream, reader: int) -
     for chunk in list(stream.chunks.values()):
         releasing.drop_pending(state, chunk, reader)
     lives.settle(state, stream)
+    for edge, other in session.subscriptions:
+        # The next life may have been kept back by this one on other edges.
+        touch_rid(state, state.edge(edge), other, stream.rid)
 
 
 def answer_takes(session: Session, edge: Edge, reader: int, rid: str, most: int | None = None) -> None:

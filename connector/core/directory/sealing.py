@@ -5,7 +5,7 @@ from __future__ import annotations
 from connector.core.directory import delivery, lives, releasing, unclaimed
 from connector.core.directory.effects import PutFailed, PutNoted
 from connector.core.directory.events import Flags, Member, Sealed
-from connector.core.directory.objects import Block, Chunk, EdgeState, Session, Stream
+from connector.core.directory.objects import Block, Chunk, EdgeState, Life, Session, Stream
 from connector.core.directory.state import State
 from connector.core.directory.transitions import ShareState, next_block
 from connector.core.errors import (
@@ -73,6 +73,7 @@ def _place(state: State, session: Session, event: Sealed, block: Block, place: i
         _admit_done(life.counts[event.edge], event.edge, member)
         state.emit(PutNoted(session.id, event.number, place, "ignored"))
         return
+    _refuse_behind(state.edge(event.edge), life, member)
     lives.join(state, session, life)
     stream = lives.stream_of(state, life, event.edge)
     try:
@@ -88,6 +89,18 @@ def _place(state: State, session: Session, event: Sealed, block: Block, place: i
         releasing.withdraw(state, stream.chunks[member.index])
         state.emit(PutNoted(session.id, event.number, place, outcome))
     _store(state, stream, member, block, place, message)
+
+
+def _refuse_behind(edge: EdgeState, life: Life, member: Member) -> None:
+    """A first chunk of an older life than the edge is in: readers never go back to it."""
+    newest = max((stream.life.number for stream in edge.streams.get(life.rid, ())), default=0)
+    if edge.edge not in life.streams and newest > life.number:
+        raise AlreadyPut(
+            "the edge is in a newer use of the rid, which another session began; finish or begin the rid to join it",
+            rid=life.rid,
+            edge=str(edge.edge),
+            index=member.index,
+        )
 
 
 def _admit(stream: Stream, member: Member, message: tuple[int, int, int]) -> str:

@@ -243,7 +243,8 @@ def _end_share(
     if lasting and not chunks and share.told_end and not share.redo:
         # It has all of the stream: views of it are alive, and released one by one.
         return
-    again = [chunk for chunk in chunks if not chunk.void]
+    hole = min((chunk.index for chunk in chunks if chunk.void), default=share.cursor)
+    again = [chunk for chunk in chunks if chunk.index < hole]
     if (share.released_any or lasting) and not subscription.resume:
         error = ReaderDied(
             why, rid=stream.rid, edge=str(stream.edge), reader=reader, stage=session.stage, pid=session.pid
@@ -262,6 +263,8 @@ def _end_share(
         share.held -= 1
         state.tell("given back", stream.edge, stream.rid, chunk.index, session.id)
     share.redelivered_below = max(share.redelivered_below, share.cursor)
+    # What was voided is a hole: whoever comes next is told the failure there, and no END.
+    share.cursor = hole
     share.redo = sorted({chunk.index for chunk in again} | set(share.redo))
     share.told_end = False
 

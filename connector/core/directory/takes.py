@@ -107,7 +107,7 @@ def why_nothing(state: State, session: Session, waiter: TakeWaiter) -> Connector
     edge = state.edge(waiter.edge)
     facts = {"rid": waiter.rid, "edge": str(waiter.edge), "waited": round(state.now - waiter.since, 3)}
     stream = delivery.front(edge, waiter.rid, waiter.reader)
-    if stream is not None:
+    if stream is not None and not _all_told(stream, waiter.reader):
         return _not_yet(state, stream, waiter.reader, facts)
     past = session.past.get(waiter.rid)
     if waiter.rid in edge.streams or (past is not None and waiter.edge in past.counts):
@@ -122,6 +122,12 @@ def why_nothing(state: State, session: Session, waiter: TakeWaiter) -> Connector
         return Gone("the request has ended", **facts)
     near = _near(edge, waiter.rid)
     return UnknownRequest("no life of this rid is known", near=near or None, **facts)
+
+
+def _all_told(stream: Stream, reader: int) -> bool:
+    """The stream ended, and the reader was sent all of it; it may still have views of it."""
+    share = stream.shares[reader]
+    return stream.end is not None and share.cursor >= stream.end and not share.redo
 
 
 def _not_yet(state: State, stream: Stream, reader: int, facts: dict[str, object]) -> ConnectorError:

@@ -36,10 +36,10 @@ class LifeContract:
     def test_finish_by_the_writer_destroys_nothing_unread(self, bench: Bench) -> None:
         """It ends the stream behind what was put."""
         out, into = bench.ends()
-        out.put("r", number(0), last=False)
-        out.put("r", number(1), last=False)
-        bench.writer.finish("r")
-        found = list(into.stream("r", timeout=PATIENCE))
+        out.put(bench.rid, number(0), last=False)
+        out.put(bench.rid, number(1), last=False)
+        bench.writer.finish(bench.rid)
+        found = list(into.stream(bench.rid, timeout=PATIENCE))
         assert values(found) == [0, 1]
 
     def test_a_finished_request_can_be_used_again(self, bench: Bench) -> None:
@@ -47,61 +47,61 @@ class LifeContract:
         out, into = bench.ends()
         for life in range(3):
             for i in range(2):
-                out.put("r", number(10 * life + i), last=i == 1)
-            bench.writer.finish("r")
+                out.put(bench.rid, number(10 * life + i), last=i == 1)
+            bench.writer.finish(bench.rid)
         lives = []
         for life in range(3):
-            found = list(into.stream("r", timeout=PATIENCE))
+            found = list(into.stream(bench.rid, timeout=PATIENCE))
             assert values(found) == [10 * life, 10 * life + 1]
             assert [payload.index for payload in found] == [0, 1]
             lives.append(found[0].life)
             del found
-            bench.reader.finish("r")
+            bench.reader.finish(bench.rid)
         assert lives == sorted(set(lives))
 
     def test_finish_by_the_reader_drops_its_unread_share(self, bench: Bench) -> None:
         """Blocks go back; the writer's later chunks of that life find nobody."""
         out, into = bench.ends()
         for i in range(4):
-            out.put("r", number(i), last=False)
-        with into.take("r", timeout=PATIENCE):
+            out.put(bench.rid, number(i), last=False)
+        with into.take(bench.rid, timeout=PATIENCE):
             pass
-        bench.reader.finish("r")
+        bench.reader.finish(bench.rid)
         bench.eventually(lambda: bench.row()["payloads_live"] == 0)
-        out.put("r", number(4), last=True)
+        out.put(bench.rid, number(4), last=True)
         bench.writer.flush()
         bench.eventually(lambda: bench.row()["payloads_live"] == 0)
 
     def test_finish_ends_the_waiting_take_of_this_node(self, bench: Bench) -> None:
         """Gone, by name."""
         _, into = bench.ends()
-        waiting = bench.start(lambda: into.take("r", timeout=PATIENCE))
+        waiting = bench.start(lambda: into.take(bench.rid, timeout=PATIENCE))
         bench.until_waiting(bench.reader_stage)
-        bench.reader.finish("r")
+        bench.reader.finish(bench.rid)
         with pytest.raises(errors.Gone) as told:
             waiting.result(PATIENCE)
-        assert (told.value.facts["rid"], told.value.facts["edge"]) == ("r", str(into.name))
+        assert (told.value.facts["rid"], told.value.facts["edge"]) == (bench.rid, str(into.name))
 
     def test_a_hole_is_an_error_at_the_reader(self, bench: Bench) -> None:
         """StreamGap behind what came in order; nothing is skipped."""
         out, into = bench.ends()
-        out.put("r", number(0), index=0)
-        out.put("r", number(2), index=2)
-        bench.writer.finish("r")
+        out.put(bench.rid, number(0), index=0)
+        out.put(bench.rid, number(2), index=2)
+        bench.writer.finish(bench.rid)
         found: list[connector.Payload] = []
         with pytest.raises(errors.StreamGap) as told:
-            found.extend(into.stream("r", timeout=PATIENCE))
+            found.extend(into.stream(bench.rid, timeout=PATIENCE))
         assert values(found) == [0]
         facts = told.value.facts
-        assert (facts["rid"], facts["edge"], facts["missing"]) == ("r", str(into.name), ["1"])
+        assert (facts["rid"], facts["edge"], facts["missing"]) == (bench.rid, str(into.name), ["1"])
 
     def test_poll_tells_a_failure_once(self, bench: Bench) -> None:
         """In `failed`, behind what came in order."""
         out, into = bench.ends()
         into.poll()
-        out.put("r", number(0), index=0)
-        out.put("r", number(2), index=2)
-        bench.writer.finish("r")
+        out.put(bench.rid, number(0), index=0)
+        out.put(bench.rid, number(2), index=2)
+        bench.writer.finish(bench.rid)
         found: list[int] = []
         failed: dict[str, errors.ConnectorError] = {}
         while not failed:
@@ -109,21 +109,21 @@ class LifeContract:
             arrived = into.poll()
             found += [value for payloads in arrived.values() for value in values(payloads)]
             failed |= arrived.failed
-        assert found == [0] and isinstance(failed["r"], errors.StreamGap)
+        assert found == [0] and isinstance(failed[bench.rid], errors.StreamGap)
         assert not into.poll()
 
     def test_an_abort_ends_a_request_everywhere_and_reports(self, bench: Bench) -> None:
         """How many payloads and bytes it freed, and how many a reader still has."""
         out, into = bench.ends()
         for i in range(3):
-            out.put("r", number(i), last=False)
-        view = into.take("r", timeout=PATIENCE)["n"]
+            out.put(bench.rid, number(i), last=False)
+        view = into.take(bench.rid, timeout=PATIENCE)["n"]
         bench.writer.flush()
-        report = bench.writer.abort("r", "the user left")
+        report = bench.writer.abort(bench.rid, "the user left")
         assert report["held"] >= 1 and report["payloads"] + report["held"] == 3
         assert report["bytes"] == 32 * report["payloads"]
         with pytest.raises(errors.RequestAborted) as told:
-            into.take("r", timeout=PATIENCE)
+            into.take(bench.rid, timeout=PATIENCE)
         assert told.value.facts["reason"] == "the user left"
         assert view.tolist() == [0, 0, 0, 0]
         del view
@@ -131,65 +131,65 @@ class LifeContract:
 
     def test_an_abort_of_nothing_reports_nothing(self, bench: Bench) -> None:
         """It is no error."""
-        report = bench.writer.abort("never heard of")
+        report = bench.writer.abort(bench.name("never heard of"))
         assert (report["payloads"], report["bytes"], report["held"]) == (0, 0, 0)
 
     def test_an_abort_reaches_who_waits(self, bench: Bench) -> None:
         """RequestAborted, with rid, edge and reason, at a take and at poll."""
         out, into = bench.ends()
-        waiting = bench.start(lambda: into.take("r", timeout=PATIENCE))
+        waiting = bench.start(lambda: into.take(bench.rid, timeout=PATIENCE))
         bench.until_waiting(bench.reader_stage)
-        bench.writer.abort("r", "why not")
+        bench.writer.abort(bench.rid, "why not")
         with pytest.raises(errors.RequestAborted) as told:
             waiting.result(PATIENCE)
         facts = told.value.facts
-        assert (facts["rid"], facts["edge"], facts["reason"]) == ("r", str(into.name), "why not")
+        assert (facts["rid"], facts["edge"], facts["reason"]) == (bench.rid, str(into.name), "why not")
         into.poll()
-        out.put("other", number(0), last=False)
+        out.put(bench.name("other"), number(0), last=False)
         assert into.wait(PATIENCE)
-        bench.writer.abort("other")
+        bench.writer.abort(bench.name("other"))
         failed: dict[str, errors.ConnectorError] = {}
         while not failed:
             assert into.wait(PATIENCE)
             failed |= into.poll().failed
-        assert isinstance(failed["other"], errors.RequestAborted)
+        assert isinstance(failed[bench.name("other")], errors.RequestAborted)
 
     @pytest.mark.parametrize("verb", ["finish", "begin"])
     def test_after_an_abort_puts_raise_until_the_request_is_opened_again(self, bench: Bench, verb: str) -> None:
         """In every session that saw it; finish or begin makes it a new request."""
         out, into = bench.ends()
-        out.put("r", number(0), last=False)
-        bench.reader.abort("r", "enough")
+        out.put(bench.rid, number(0), last=False)
+        bench.reader.abort(bench.rid, "enough")
         bench.writer.status()
         for call in (
-            lambda: out.put("r", number(1)),
-            lambda: out.end("r"),
-            lambda: out.put_many({"other": number(0), "r": number(1)}),
+            lambda: out.put(bench.rid, number(1)),
+            lambda: out.end(bench.rid),
+            lambda: out.put_many({bench.name("other"): number(0), bench.rid: number(1)}),
         ):
             with pytest.raises(errors.RequestAborted) as told:
                 call()
             facts = told.value.facts
-            assert (facts["rid"], facts["edge"], facts["reason"]) == ("r", str(out.name), "enough")
-        getattr(bench.writer, verb)("r")
-        getattr(bench.reader, verb)("r")
-        out.put("r", number(2))
-        assert values([into.take("r", timeout=PATIENCE)]) == [2]
+            assert (facts["rid"], facts["edge"], facts["reason"]) == (bench.rid, str(out.name), "enough")
+        getattr(bench.writer, verb)(bench.rid)
+        bench.reader.finish(bench.rid)
+        out.put(bench.rid, number(2))
+        assert values([into.take(bench.rid, timeout=PATIENCE)]) == [2]
         with pytest.raises(errors.UnknownRequest):
-            into.take("other", timeout=0)
+            into.take(bench.name("other"), timeout=0)
 
     def test_the_session_that_aborts_has_seen_it(self, bench: Bench) -> None:
         """Its next put raises at once."""
         out, _ = bench.ends()
-        out.put("r", number(0), last=False)
-        bench.writer.abort("r", "mine")
+        out.put(bench.rid, number(0), last=False)
+        bench.writer.abort(bench.rid, "mine")
         with pytest.raises(errors.RequestAborted):
-            out.put("r", number(1))
+            out.put(bench.rid, number(1))
 
     def test_a_put_that_meets_an_abort_on_the_way_is_not_delivered(self, bench: Bench) -> None:
         """It raises, or its ticket holds RequestAborted; the reader never sees it."""
         out, into = bench.ends()
         for i in range(20):
-            rid = f"r{i}"
+            rid = bench.name(f"r{i}")
             out.put(rid, number(0), last=False)
             bench.writer.flush()
             bench.reader.abort(rid)
@@ -205,24 +205,24 @@ class LifeContract:
         out, _ = bench.ends()
         pool = bench.writer.status()["pool_bytes"]
         for index in range(3):
-            out.put("full", number(0, pool // 32), index=index)
-        late = bench.start(lambda: out.put("late", number(0, pool // 32), timeout=PATIENCE))
+            out.put(bench.name("full"), number(0, pool // 32), index=index)
+        late = bench.start(lambda: out.put(bench.name("late"), number(0, pool // 32), timeout=PATIENCE))
         bench.until_waiting(bench.writer_stage, "waiting_puts")
-        bench.reader.abort("late")
+        bench.reader.abort(bench.name("late"))
         with pytest.raises(errors.RequestAborted) as told:
             late.result(PATIENCE)
-        assert told.value.facts["rid"] == "late"
-        assert bench.reader.abort("full")["payloads"] == 3
+        assert told.value.facts["rid"] == bench.name("late")
+        assert bench.reader.abort(bench.name("full"))["payloads"] == 3
 
     def test_begin_starts_a_new_life(self, bench: Bench) -> None:
         """What the writer had open of the rid ends; the next chunk is number 0 of another life."""
         out, into = bench.ends()
-        out.put("r", number(0), last=False)
-        bench.writer.begin("r")
-        assert out.put("r", number(1)).index == 0
-        first = list(into.stream("r", timeout=PATIENCE))
-        bench.reader.finish("r")
-        second = list(into.stream("r", timeout=PATIENCE))
+        out.put(bench.rid, number(0), last=False)
+        bench.writer.begin(bench.rid)
+        assert out.put(bench.rid, number(1)).index == 0
+        first = list(into.stream(bench.rid, timeout=PATIENCE))
+        bench.reader.finish(bench.rid)
+        second = list(into.stream(bench.rid, timeout=PATIENCE))
         assert values(first) == [0] and values(second) == [1] and second[0].life > first[0].life
 
     def test_what_a_leaving_reader_had_not_released_is_delivered_again(self, bench: Bench) -> None:
@@ -231,11 +231,10 @@ class LifeContract:
         gone = bench.node()
         into = bench.edge(gone)
         for i in range(3):
-            out.put("r", number(i), last=i == 2)
-        into.poll()
+            out.put(bench.rid, number(i), last=i == 2)
         assert into.wait(PATIENCE)
         gone.close()
-        found = list(bench.edge(bench.reader).stream("r", timeout=PATIENCE))
+        found = list(bench.edge(bench.reader).stream(bench.rid, timeout=PATIENCE))
         assert values(found) == [0, 1, 2] and all(payload.redelivered for payload in found)
 
     def test_a_request_that_was_released_in_part_fails_with_its_reader(self, bench: Bench) -> None:
@@ -244,16 +243,16 @@ class LifeContract:
         gone = bench.node()
         into = bench.edge(gone)
         for i in range(3):
-            out.put("r", number(i), last=False)
-        into.take("r", timeout=PATIENCE).release()
+            out.put(bench.rid, number(i), last=False)
+        into.take(bench.rid, timeout=PATIENCE).release()
         bench.eventually(lambda: bench.row()["payloads_released"] == 1)
         gone.close()
         with pytest.raises(errors.ReaderDied) as told:
-            bench.edge(bench.reader).take("r", timeout=PATIENCE)
-        assert (told.value.facts["rid"], told.value.facts["edge"]) == ("r", str(out.name))
+            bench.edge(bench.reader).take(bench.rid, timeout=PATIENCE)
+        assert (told.value.facts["rid"], told.value.facts["edge"]) == (bench.rid, str(out.name))
         bench.writer.status()
         with pytest.raises(errors.ReaderDied):
-            out.put("r", number(3))
+            out.put(bench.rid, number(3))
 
     def test_a_reader_with_state_of_its_own_goes_on(self, bench: Bench) -> None:
         """resume=True: only what was not released comes again."""
@@ -261,31 +260,31 @@ class LifeContract:
         gone = bench.node()
         into = bench.edge(gone, resume=True)
         for i in range(3):
-            out.put("r", number(i), last=i == 2)
-        into.take("r", timeout=PATIENCE).release()
+            out.put(bench.rid, number(i), last=i == 2)
+        into.take(bench.rid, timeout=PATIENCE).release()
         bench.eventually(lambda: bench.row()["payloads_released"] == 1)
         gone.close()
-        found = list(bench.edge(bench.reader, resume=True).stream("r", timeout=PATIENCE))
+        found = list(bench.edge(bench.reader, resume=True).stream(bench.rid, timeout=PATIENCE))
         assert values(found) == [1, 2]
 
     def test_a_writer_that_leaves_before_the_end_fails_its_stream(self, bench: Bench) -> None:
         """WriterDied behind what it put; a stream that it ended is not touched."""
         gone = bench.node(bench.writer_stage)
         out, into = bench.edge(gone), bench.edge(bench.reader)
-        out.put("open", number(0), last=False)
-        out.put("whole", number(1))
+        out.put(bench.name("open"), number(0), last=False)
+        out.put(bench.name("whole"), number(1))
         gone.close()
         found: list[connector.Payload] = []
         with pytest.raises(errors.WriterDied) as told:
-            found.extend(into.stream("open", timeout=PATIENCE))
+            found.extend(into.stream(bench.name("open"), timeout=PATIENCE))
         assert values(found) == [0]
-        assert (told.value.facts["rid"], told.value.facts["edge"]) == ("open", str(into.name))
-        assert values(into.stream("whole", timeout=PATIENCE)) == [1]
+        assert (told.value.facts["rid"], told.value.facts["edge"]) == (bench.name("open"), str(into.name))
+        assert values(into.stream(bench.name("whole"), timeout=PATIENCE)) == [1]
 
     def test_flush_waits_until_the_broker_has_all(self, bench: Bench) -> None:
         """And returns nothing; a second one has nothing to wait for."""
         out, _ = bench.ends()
-        tickets = [out.put("r", number(i), last=i == 99) for i in range(100)]
+        tickets = [out.put(bench.rid, number(i), last=i == 99) for i in range(100)]
         bench.writer.flush()
         assert {ticket.result() for ticket in tickets} == {"stored"}
         bench.writer.flush()
@@ -305,15 +304,15 @@ class LifeContract:
         gone = bench.node(bench.writer_stage)
         out = bench.edge(gone)
         for i in range(100):
-            out.put("r", number(i), last=i == 99)
+            out.put(bench.rid, number(i), last=i == 99)
         gone.close()
-        assert values(bench.edge(bench.reader).stream("r", timeout=PATIENCE)) == list(range(100))
+        assert values(bench.edge(bench.reader).stream(bench.rid, timeout=PATIENCE)) == list(range(100))
 
     def test_close_ends_waiting_calls(self, bench: Bench) -> None:
         """ClientClosed."""
         node = bench.node("waiting")
         into = bench.edge(node)
-        waiting = bench.start(lambda: into.take("r", timeout=PATIENCE))
+        waiting = bench.start(lambda: into.take(bench.rid, timeout=PATIENCE))
         bench.until_waiting("waiting")
         node.close()
         with pytest.raises(errors.ClientClosed):
@@ -323,8 +322,8 @@ class LifeContract:
         """They stay valid after close and are released one by one."""
         node = bench.node()
         out, into = bench.edge(bench.writer), bench.edge(node)
-        out.put("r", number(7))
-        view = into.take("r", timeout=PATIENCE)["n"]
+        out.put(bench.rid, number(7))
+        view = into.take(bench.rid, timeout=PATIENCE)["n"]
         node.close()
         assert view.tolist() == [7] * 4
         assert bench.row()["payloads_live"] == 1
@@ -337,8 +336,8 @@ class LifeContract:
             lambda: bench.writer.begin(""),
             lambda: bench.writer.finish(7),  # type: ignore[arg-type]
             lambda: bench.writer.abort("", "x"),
-            lambda: bench.writer.abort("r", "x" * 5000),
-            lambda: bench.writer.abort("r", None),  # type: ignore[arg-type]
+            lambda: bench.writer.abort(bench.rid, "x" * 5000),
+            lambda: bench.writer.abort(bench.rid, None),  # type: ignore[arg-type]
         ):
             with pytest.raises(errors.InvalidPayload):
                 call()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 #: Hang guard in seconds: nothing takes so long, nothing is timed by it.
-PATIENCE = 60.0
+PATIENCE = 15.0
 
 
 class EdgeFace(Protocol):
@@ -110,8 +110,9 @@ class AwaitedEdge:
                 payload = self._loop.call(anext(source))
             except StopAsyncIteration:
                 return
-            yield payload
+            found = [payload]
             del payload
+            yield found.pop()
 
     def poll(self, **options: Any) -> connector.Polled:
         return self._loop.call(self._edge.poll(**options))
@@ -162,6 +163,9 @@ class Bench:
         self._nodes: list[NodeFace] = []
         self._threads: list[tuple[threading.Thread, Future[Any]]] = []
         number = next(Bench._numbers)
+        self._number = number
+        #: A request's id. A request lives on all edges of a broker: no two tests may share one.
+        self.rid = self.name("r")
         self.writer_stage, self.reader_stage = f"writer{number}", f"reader{number}"
         self.writer = self.node(self.writer_stage)
         self.reader = self.node(self.reader_stage)
@@ -170,6 +174,10 @@ class Bench:
         """Another client, closed with the bench."""
         self._nodes.append(self._open(stage or self.reader_stage))
         return self._nodes[-1]
+
+    def name(self, rid: str) -> str:
+        """Another request's id that no other test uses."""
+        return f"{rid}-{self._number}"
 
     def edge(self, node: NodeFace, replica: int = 0, **options: Any) -> EdgeFace:
         """The bench's edge as `node` uses it."""
@@ -224,3 +232,5 @@ class Bench:
             thread.join(PATIENCE)
             # Read, so that the error of a caller that nobody waits for keeps no traceback alive.
             future.exception(PATIENCE)
+        self._threads.clear()
+        self._nodes.clear()

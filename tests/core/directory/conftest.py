@@ -109,9 +109,7 @@ class Rig:
         (said,) = self.handle_for(ev.Removed(self.now, session, self.request(), edge, rid, index, force))
         return said.facts if isinstance(said, ef.Done) else said.error
 
-    def inspect(
-        self, session: int, rid: str, index: int = -1, *, edge: Edge = EDGE
-    ) -> ef.Descriptor | ConnectorError:
+    def inspect(self, session: int, rid: str, index: int = -1, *, edge: Edge = EDGE) -> ef.Descriptor | ConnectorError:
         """Looks at a payload, which is held until it is released; the descriptor, or why not."""
         (said,) = self.handle_for(ev.Inspected(self.now, session, self.request(), edge, rid, index))
         return said.descriptor if isinstance(said, ef.Shown) else said.error

@@ -8,7 +8,7 @@ import pytest
 
 from connector.core.directory import effects as ef
 from connector.core.directory.events import Flags
-from connector.core.errors import ReaderDied, WriterDied
+from connector.core.errors import ReaderDied, Unclaimed, WriterDied
 
 
 def kinds(errors: list[Any]) -> list[type]:
@@ -144,6 +144,32 @@ def test_a_failed_stream_is_delivered_again_up_to_its_failure(rig: Any) -> None:
     assert said == [ef.Deliver, ef.StreamFailed]
     assert told(rig.read(successor)) == [(0, True)] and kinds(rig.failures(successor)) == [WriterDied]
     assert rig.is_empty()
+
+
+def test_a_voided_payload_is_a_hole_to_the_successor(make_rig: Any) -> None:
+    """It held the whole stream when the stream failed for want of the other reader: no END without its chunks."""
+    rig = make_rig(unclaimed_after=60.0)
+    writer, reader = rig.join(), rig.reader(readers=2)
+    rig.put_all(writer, "a", 2, readers=2)
+    assert len(rig.arrived(reader)) == 2
+    rig.tick(60.0)
+    rig.die(reader)
+    successor = rig.reader(readers=2)
+    assert rig.read(successor) == [] and not rig.heard(successor, ef.Ended)
+    assert kinds(rig.failures(successor)) == [Unclaimed]
+
+
+def test_a_payload_voided_before_it_came_again_is_a_hole(make_rig: Any) -> None:
+    """The whole stream was told to one that died, then failed for want of a successor: no END without its chunks."""
+    rig = make_rig(unclaimed_after=60.0)
+    writer, reader = rig.join(), rig.reader()
+    rig.put_all(writer, "a", 2)
+    rig.die(reader)
+    rig.tick(60.0)
+    assert kinds(rig.failures(writer)) == [Unclaimed] and rig.used == 0
+    successor = rig.reader()
+    assert rig.read(successor) == [] and not rig.heard(successor, ef.Ended)
+    assert kinds(rig.failures(successor)) == [Unclaimed]
 
 
 def test_what_a_reader_had_finished_is_not_delivered_again(rig: Any) -> None:

@@ -98,6 +98,44 @@ def test_a_session_in_the_first_life_is_not_shown_the_second(rig: Any) -> None:
     assert tags(rig.arrived(reader)) == ["two"]
 
 
+def test_an_unread_life_on_another_edge_comes_first(make_rig: Any) -> None:
+    """The first life waits for the window; the second, by name on another edge, does not overtake it."""
+    rig = make_rig(window=1)
+    writer, reader = rig.join(), rig.reader()
+    assert rig.subscribe(reader, edge=rig.third) is None
+    rig.put(writer, "x", last=True)
+    rig.put(writer, "a", tag="one", last=True)
+    rig.finish(writer, "a")
+    rig.claim(reader, "a", edge=rig.third)
+    rig.put(writer, "a", edge=rig.third, tag="two", last=True)
+    assert tags(rig.read(reader)) == ["", "one", "two"] and rig.is_empty()
+
+
+def test_a_failed_life_does_not_keep_the_next_one_back(rig: Any) -> None:
+    """Its failure is all that the reader is told of it, on one edge; the next life is on another."""
+    writer, reader = rig.join(), rig.join()
+    rig.put(writer, "a", 1)
+    rig.finish(writer, "a")
+    rig.put(writer, "a", edge=rig.third, tag="two", last=True)
+    assert rig.subscribe(reader, edge=rig.third, push=False) is None
+    assert rig.subscribe(reader) is None
+    rig.claim(reader, "a", edge=rig.third)
+    assert [type(e).__name__ for e in rig.failures(reader)] == ["StreamGap"]
+    assert tags(rig.read(reader)) == ["two"] and rig.is_empty()
+
+
+def test_an_edge_never_goes_back_to_an_older_life(rig: Any) -> None:
+    """Two writers: one is in the first life still when the other has begun the second on the same edge."""
+    old, new, reader = rig.join(), rig.join(), rig.reader()
+    rig.put(old, "a", edge=rig.other)
+    rig.begin(new, "a")
+    rig.put(new, "a", 0, tag="new")
+    rig.put(old, "a", 0, tag="old")
+    assert kinds(rig.put_failures(old)) == [AlreadyPut]
+    rig.put(new, "a", 1, tag="new", last=True)
+    assert tags(rig.read(reader)) == ["new", "new"] and rig.failures(reader) == []
+
+
 def test_a_readers_late_finish_does_not_drop_the_next_life(rig: Any) -> None:
     """It released all of the first life; the second was pushed before its finish of the first arrived."""
     writer, reader = rig.join(), rig.reader()

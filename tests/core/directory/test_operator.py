@@ -195,8 +195,9 @@ def test_totals_agree_with_the_rows(rig: Any) -> None:
     rig.put(writer, "b", 0, edge=rig.other)
     rig.put(writer, "b", 1, edge=rig.other, end=True)
     rig.release(reader, rig.arrived(reader)[0])
-    rows, totals = all_rows(rig), listing.totals(rig.state)
-    edges = [listing.edge_row(rig.state, edge) for edge in rig.state.edges]
+    rows: list[listing.PayloadRow] = all_rows(rig)
+    totals: dict[str, Any] = listing.totals(rig.state)
+    edges: list[dict[str, Any]] = [listing.edge_row(rig.state, edge) for edge in rig.state.edges]
     assert totals["payloads"] == len(rows) == 5
     assert sum(row["payloads_live"] for row in edges) == sum(not row.flags & 2 for row in rows) == 4
     assert totals["used_bytes"] == sum(row["bytes_used"] + row["bytes_reserved"] for row in edges)

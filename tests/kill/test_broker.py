@@ -1,0 +1,199 @@
+"""The broker ends, by SIGTERM or SIGKILL, under clients that wait; it is started anew and they go on, untold."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import connector
+from connector import errors
+from tests.kill.brokers import BrokerProcess, eventually, run_directory, session_locks
+from tests.kill.host import HANG
+
+MIB = 1 << 20
+
+
+class Town:
+    """A run directory, its broker of the moment, and two nodes that outlive it."""
+
+    def __init__(self, run_dir: str) -> None:
+        self.run_dir = run_dir
+        self.broker = BrokerProcess(run_dir)
+        self.writer = connector.connect(stage="a", endpoint=run_dir)
+        self.reader = connector.connect(stage="b", endpoint=run_dir)
+        self._threads: list[threading.Thread] = []
+
+    def start_again(self) -> None:
+        self.broker = BrokerProcess(self.run_dir)
+
+    def waits(self, what: str, call: Callable[[], Any]) -> Future[Any]:
+        """Run `call` in a thread; returns when the broker has it waiting (`waiting_puts`, `waiting_takes`)."""
+        future: Future[Any] = Future()
+
+        def body() -> None:
+            try:
+                future.set_result(call())
+            except errors.ConnectorError as error:
+                future.set_exception(error)
+
+        thread = threading.Thread(target=body)
+        self._threads.append(thread)
+        thread.start()
+        eventually(lambda: self._waiting(what), 1, self.writer)
+        return future
+
+    def _waiting(self, what: str) -> int:
+        return sum(row[what] for row in self.writer.status("sessions")["sessions"])
+
+    def fill(self) -> None:
+        """Sealed payloads that leave no room for another of 2 MiB."""
+        for number in range(3):
+            self.writer.edge("a", "b").put(f"full{number}", {"x": torch.zeros(2 * MIB, dtype=torch.uint8)})
+        self.writer.edge("a", "b").put("rest", {"x": torch.zeros(MIB, dtype=torch.uint8)})
+        self.writer.flush()
+
+    def works(self) -> None:
+        """Both nodes are back, which a question shows, and a payload goes through."""
+        for node in (self.writer, self.reader):
+            assert node.status()["pid"] == self.broker.process.pid
+        self.writer.edge("a", "b").put("after", {"x": torch.arange(9)}, timeout=HANG)
+        with self.reader.edge("a", "b").take("after", timeout=HANG) as payload:
+            assert torch.equal(payload["x"], torch.arange(9))
+
+    def close(self) -> None:
+        self.writer.close()
+        self.reader.close()
+        self.broker.end()
+        for thread in self._threads:
+            thread.join(HANG)
+
+
+@pytest.fixture
+def town() -> Iterator[Town]:
+    with run_directory() as run_dir:
+        found = Town(run_dir)
+        yield found
+        found.close()
+        assert not os.path.exists(run_dir)
+
+
+def segments() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("tc-*")}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopping_broker_tells_all_who_wait_and_removes_all(town: Town, number: signal.Signals) -> None:
+    """BrokerStopping for a take and a put, with rid and edge; then arena and run directory are gone."""
+    uuid = town.writer.status()["arena"]
+    town.fill()
+    big = {"x": torch.zeros(2 * MIB, dtype=torch.uint8)}
+    put = town.waits("waiting_puts", lambda: town.writer.edge("a", "b").put("waits", big, timeout=HANG))
+    take = town.waits("waiting_takes", lambda: town.reader.edge("a", "b").take("never", timeout=HANG))
+    assert town.broker.end(number) == 0
+    for future, rid in ((put, "waits"), (take, "never")):
+        error = future.exception(HANG)
+        assert isinstance(error, errors.BrokerStopping)
+        assert error.facts["rid"] == rid
+        assert error.facts["edge"] == "a:b:0"
+    assert not os.path.exists(town.run_dir)
+    assert not [name for name in segments() if uuid in name]
+
+
+def test_clients_of_a_stopped_broker_work_with_the_next(town: Town) -> None:
+    """Nobody tells them: they look for it again."""
+    town.works()
+    old = town.writer.status()["arena"]
+    town.broker.end()
+    town.start_again()
+    for node in (town.writer, town.reader):
+        node.finish("after")
+    town.works()
+    assert town.writer.status()["arena"] != old
+
+
+def test_who_waits_under_a_killed_broker_is_served_by_the_next(town: Town) -> None:
+    """A put that waited for room, and a take of what was not there, both go through."""
+    town.fill()
+    big = {"x": torch.ones(2 * MIB, dtype=torch.uint8)}
+    put = town.waits("waiting_puts", lambda: town.writer.edge("a", "b").put("waits", big, timeout=HANG))
+    take = town.waits("waiting_takes", lambda: town.reader.edge("a", "b").take("waits", timeout=HANG))
+    town.broker.end(signal.SIGKILL)
+    town.start_again()
+    put.result(HANG)
+    with take.result(HANG) as payload:
+        assert torch.equal(payload["x"], big["x"])
+    town.works()
+
+
+def test_a_killed_broker_that_stays_away_is_named_at_the_deadline(town: Town) -> None:
+    """BrokerLost with the path, for takes, puts, flushes and questions; then a new start heals all."""
+    town.writer.edge("a", "b").put("known", {"x": torch.arange(3)}, last=False)
+    town.writer.flush()
+    town.broker.end(signal.SIGKILL)
+    reader, writer = town.reader.edge("a", "b"), town.writer.edge("a", "b")
+    big = {"x": torch.zeros(3 * MIB, dtype=torch.uint8)}
+    for call in (
+        lambda: reader.take("known", timeout=0.1),
+        lambda: writer.put("more", big, timeout=0.1),
+        lambda: town.writer.flush(timeout=0.1) or writer.put("known", big, timeout=0.1),
+    ):
+        with pytest.raises(errors.BrokerLost, match="away") as caught:
+            call()
+        assert town.run_dir in caught.value.facts["path"]
+    town.start_again()
+    town.works()
+
+
+def test_what_a_lost_broker_had_is_reported_as_lost(town: Town) -> None:
+    """A put into the dead arena is named by its ticket and by flush; a stream of the old broker goes on only after
+    finish: its reader could never have it whole."""
+    out = town.writer.edge("a", "b")
+    out.put("r", {"x": torch.arange(3)}, last=False)
+    town.writer.flush()
+    town.broker.end(signal.SIGKILL)
+    lost = out.put("s", {"x": torch.arange(3)})
+    town.start_again()
+    town.works()
+    with pytest.raises(errors.BrokerLost, match="lost") as caught:
+        town.writer.flush()
+    assert lost.error is caught.value
+    town.writer.flush()
+    with pytest.raises(errors.BrokerLost, match="lost"):
+        out.put("r", {"x": torch.arange(3)}, last=True)
+    town.writer.finish("r")
+    out.put("r", {"x": torch.arange(4)})
+    with town.reader.edge("a", "b").take("r", timeout=HANG) as payload:
+        assert torch.equal(payload["x"], torch.arange(4))
+
+
+def test_views_of_a_dead_broker_stay_valid(town: Town) -> None:
+    """The pages are the reader's as long as it looks at them; their release means nothing to the next broker."""
+    town.writer.edge("a", "b").put("r", {"x": torch.arange(1000)})
+    payload = town.reader.edge("a", "b").take("r", timeout=HANG)
+    view = payload["x"]
+    town.broker.end(signal.SIGKILL)
+    town.start_again()
+    town.works()
+    assert torch.equal(view, torch.arange(1000))
+    del view, payload
+    town.reader.flush()
+
+
+def test_a_killed_brokers_leftovers_go_at_the_next_start(town: Town) -> None:
+    """One broker's segments and session locks are there, not two."""
+    old = town.writer.status()["arena"]
+    town.broker.end(signal.SIGKILL)
+    town.start_again()
+    town.works()
+    new = town.writer.status()["arena"]
+    assert new != old
+    assert not [name for name in segments() if old in name]
+    assert len(session_locks(town.run_dir)) == 2
