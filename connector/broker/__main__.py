@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
         loaded = config.load(None, {}, overrides)
         serve.run(loaded.config, owner=owner, ready=ready)
     except ConnectorError as error:
-        os.write(ready_fd, f"{type(error).__name__}: {error}\n".encode())
+        os.write(ready_fd, json.dumps([type(error).__name__, error.message, error.facts], default=str).encode())
         return 1
     return 0
 

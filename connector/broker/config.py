@@ -18,8 +18,8 @@ from pathlib import Path
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from connector.config import reader
 from connector.broker.config_schema import ONE_SOURCE, BrokerConfig, EdgeConfig
+from connector.config import reader
 from connector.core.endpoint import default_run_dir
 from connector.core.errors import ConfigError
 

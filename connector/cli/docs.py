@@ -53,9 +53,8 @@ def _command(context: click.Context) -> Iterator[str]:
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
     text = inspect.cleandoc(command.help or "").replace("\b\n", "")
     yield f"\n## {context.command_path}\n\n```\n{usage}\n```\n\n{text}\n\n"
-    rows: list[tuple[str, ...]] = [
-        (_names(option), _meaning(option)) for option in command.params if isinstance(option, click.Option)
-    ]
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    rows: list[tuple[str, ...]] = [(_names(option), _meaning(option)) for option in options]
     if rows:
         yield _table(("option", "meaning"), rows)
     if isinstance(command, click.Group):

@@ -31,7 +31,7 @@ def _link(
         return open_link(stage, run_dir, source, timeout, readonly), None
     private = EmbeddedBroker(broker)
     try:
-        return open_link(stage, private.run_dir, "embedded", timeout, readonly), private
+        return open_link(stage, private.run_dir, "embedded", timeout, readonly, private.ended), private
     except ConnectorError:
         private.end(0.0)
         raise

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from connector.client import reading, writing
-from connector.client.inbox import Channel, Taken
+from connector.client.inbox import Taken
 from connector.client.outgoing import Ticket
 from connector.client.payload import Payload
 from connector.client.reading import Polled

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
 from typing import Any
 
+from connector.arena import sweep
 from connector.core import errors
 from connector.core.endpoint import check_run_dir
 from connector.core.errors import BrokerLost
@@ -46,11 +48,12 @@ class EmbeddedBroker:
         if word == "ready\n":
             return
         self.end(0.0)
-        name, _, told = word.partition(": ")
-        kind = errors.BY_CODE.get(name, BrokerLost)
-        raise kind(
-            told.strip() or "the embedded broker did not start", pid=self._process.pid, code=self._process.returncode
-        )
+        facts = {"pid": self._process.pid, "code": self._process.returncode}
+        try:
+            code, message, told = json.loads(word)
+        except ValueError:
+            raise BrokerLost("the embedded broker did not start", **facts) from None
+        raise errors.from_code(code, message, {**told, **facts})
 
     @property
     def pid(self) -> int:
@@ -69,5 +72,16 @@ class EmbeddedBroker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if os.path.isdir(self.run_dir) and not os.listdir(self.run_dir):
-            os.rmdir(self.run_dir)
+        if os.path.isdir(self.run_dir):
+            self._sweep()
+
+    def ended(self) -> bool:
+        """True once its process has ended: it is nobody's but ours, so none comes back."""
+        return self._process.poll() is not None
+
+    def _sweep(self) -> None:
+        """What a killed broker left. Its arena stays while another process may hold views on it."""
+        ours = [found for found in sweep.find() if found.run_dir == self.run_dir]
+        sweep.remove(ours)
+        if not any(found.verdict == "live" for found in sweep.find() if found.run_dir == self.run_dir):
+            shutil.rmtree(self.run_dir, ignore_errors=True)

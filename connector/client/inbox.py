@@ -18,6 +18,9 @@ from connector.core.errors import ConnectorError
 from connector.core.names import Edge
 from connector.wire import messages as msg
 
+#: Rids whose last life is remembered until finish.
+MOST_TAKEN = 4096
+
 
 class Arrived(NamedTuple):
     """A payload's descriptor and the arena that it points into."""
@@ -79,6 +82,8 @@ class Channel:
         #: Unclaimed rids with something for poll, in the order of arrival.
         self.fresh: OrderedDict[str, None] = OrderedDict()
         self.poll_waits: deque[int] = deque()
+        #: The life that was last taken from, by rid: what a finish means. Bounded; the oldest are forgotten.
+        self.taken_life: OrderedDict[str, int] = OrderedDict()
         self.subscribed = False
         self.push = False
 
@@ -143,6 +148,10 @@ class Channel:
         answered: list[int] = []
         while queue.waits and queue.items:
             wait = queue.waits[0]
+            if wait.future.done():
+                # Its deadline's answer came first; its caller has not been here yet to say so.
+                queue.waits.popleft()
+                continue
             front = queue.items[0]
             if isinstance(front, EndMark) and not wait.stream:
                 queue.items.popleft()
@@ -173,12 +182,19 @@ class Channel:
                     return Taken(None, True)
                 continue
             life = front.descriptor.life
+            self._note_taken(rid, life)
             ends = bool(queue.items) and queue.items[0] == EndMark(life)
             if ends:
                 queue.items.popleft()
             self._tidy(rid, queue, ended=ends)
             return Taken(front, ends)
         return None
+
+    def _note_taken(self, rid: str, life: int) -> None:
+        self.taken_life[rid] = life
+        self.taken_life.move_to_end(rid)
+        while len(self.taken_life) > MOST_TAKEN:
+            self.taken_life.popitem(last=False)
 
     def put_back(self, rid: str, taken: Taken) -> None:
         """The caller was cancelled while it was being answered: nothing may be lost."""
@@ -213,6 +229,9 @@ class Channel:
         for rid in list(self.fresh):
             queue = self.queues[rid]
             got += [(rid, item) for item in queue.items]
+            lives = [item.descriptor.life for item in queue.items if isinstance(item, Arrived)]
+            if lives:
+                self._note_taken(rid, lives[-1])
             ended = any(isinstance(item, (EndMark, FailMark)) for item in queue.items)
             queue.items.clear()
             self._tidy(rid, queue, ended)
@@ -220,13 +239,25 @@ class Channel:
         return got
 
     def forget(self, rid: str) -> tuple[list[Arrived], deque[TakeWait]]:
-        """The session has finished the rid: its unread payloads go back, its waiting callers are told."""
+        """The session has finished the rid: its unread payloads go back, its waiting callers are told.
+
+        The life that it has taken from, and older ones, are meant; a newer one that arrived meanwhile is not.
+        """
+        queue = self.queues.get(rid)
+        taken = self.taken_life.pop(rid, 0)
         self.claimed.discard(rid)
-        self.fresh.pop(rid, None)
-        queue = self.queues.pop(rid, None)
         if queue is None:
             return [], deque()
-        return [item for item in queue.items if isinstance(item, Arrived)], queue.waits
+        meant = taken or min((_life(item) for item in queue.items), default=0)
+        unread = [item for item in queue.items if isinstance(item, Arrived) and item.descriptor.life <= meant]
+        queue.items = deque(item for item in queue.items if _life(item) > meant)
+        waits, queue.waits = queue.waits, deque()
+        if queue.items:
+            self.fresh[rid] = None
+        else:
+            self.fresh.pop(rid, None)
+            del self.queues[rid]
+        return unread, waits
 
     def discard(self, rid: str, hold: Hold) -> Arrived | None:
         """The broker voids a payload that was not taken yet."""

@@ -10,6 +10,7 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from importlib import metadata
 
 import zmq
@@ -55,9 +56,15 @@ class Waker:
 class Link:
     """Connects a session to a broker and keeps it so. `ready` is set at the first Welcome or refusal."""
 
-    def __init__(self, stage: str, run_dir: str, source: str, readonly: bool) -> None:
-        """Raises BrokerLost if the process has no file descriptors left."""
+    def __init__(
+        self, stage: str, run_dir: str, source: str, readonly: bool, ended: Callable[[], bool] | None = None
+    ) -> None:
+        """`ended`: says that a private broker's process has ended, so that none will come back.
+
+        Raises BrokerLost if the process has no file descriptors left.
+        """
         self.run_dir = run_dir
+        self._ended = ended
         self._source = source
         self._readonly = readonly
         check_descriptors(socket_path(run_dir))
@@ -136,7 +143,7 @@ class Link:
             try:
                 envelope = codec.decode(frame, from_broker=True, max_frame=64 << 20)
             except ProtocolViolation as error:
-                log.error("the broker sent what cannot be read", extra={"facts": {"error": str(error)}})
+                log.error("the broker sent what cannot be read: %s", error)
                 continue
             self.session.receive(envelope)
 
@@ -186,6 +193,8 @@ class Link:
             self._disconnect()
             self._retry_at = time.monotonic() + self._retry_after
             self._retry_after = min(2 * self._retry_after, RETRY_MOST)
+            if self._ended is not None and self._ended():
+                self.session.orphan()
             if not isinstance(error, BrokerLost):
                 self.ready.set()
         else:
@@ -245,7 +254,7 @@ class Link:
     def _lost(self, reason: str) -> None:
         """The broker is away: keep what callers wait for, and look for it again."""
         if not self._bye_sent:
-            log.warning("lost the broker", extra={"facts": {"path": self.session.tried, "reason": reason}})
+            log.warning("lost the broker: %s path=%s", reason, self.session.tried)
         self.session.disconnected(reason)
         self._disconnect()
         self._retry_at = time.monotonic() + self._retry_after

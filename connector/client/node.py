@@ -285,10 +285,17 @@ class Node(NodeBase):
         self.close()
 
 
-def open_link(stage: str, run_dir: str, source: str, timeout: float, readonly: bool) -> Link:
+def open_link(
+    stage: str,
+    run_dir: str,
+    source: str,
+    timeout: float,
+    readonly: bool,
+    ended: Callable[[], bool] | None = None,
+) -> Link:
     """A connected link; BrokerLost with the path tried if no broker answers within `timeout` seconds."""
     names.check_text(stage, "stage", names.MAX_STAGE_BYTES)
-    link = Link(stage, run_dir, source, readonly)
+    link = Link(stage, run_dir, source, readonly, ended)
     link.thread.start()
     link.ready.wait(timeout)
     if link.session.up:

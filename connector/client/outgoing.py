@@ -267,6 +267,19 @@ class Outgoing:
         self._strays.clear()
         return None
 
+    def give_up(self, error: ConnectorError) -> None:
+        """Nobody waits for what is open. The numbers go on: releases of views that are alive are still to come."""
+        for tickets in self.tickets.values():
+            for ticket in tickets:
+                ticket.resolve(None, error)
+        self.tickets.clear()
+        self._tell_flushes(error)
+
+    def _tell_flushes(self, error: ConnectorError) -> None:
+        flushes, self._flushes = self._flushes, deque()
+        for _, tell in flushes:
+            tell(error)
+
     def lose_all(self, error: ConnectorError) -> list[Numbered]:
         """The broker of these numbers is gone: open puts are lost; the rest is given back to be sent anew."""
         again: list[Numbered] = []
@@ -282,9 +295,7 @@ class Outgoing:
         self.number = self.acked = 0
         for stream in self.streams.values():
             stream.error = stream.error or error
-        flushes, self._flushes = self._flushes, deque()
-        for _, tell in flushes:
-            tell(error)
+        self._tell_flushes(error)
         return again
 
 

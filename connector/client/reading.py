@@ -61,6 +61,10 @@ def next_taken(session: Session, channel: Channel, rid: str, timeout: float, str
         found = channel.pop(rid, stream)
         if found is not None:
             _note(session, found)
+            if not found.ends and rid not in channel.claimed:
+                # What follows is for whoever takes by name, not for poll.
+                _claim(channel, rid)
+                session.post(msg.Claim(channel.edge, channel.reader, rid))
             return found
         if rid in session.outgoing.aborted:
             reason = session.outgoing.aborted[rid]
@@ -79,14 +83,17 @@ def next_taken(session: Session, channel: Channel, rid: str, timeout: float, str
 
 
 def _wait(session: Session, channel: Channel, rid: str, timeout: float, stream: bool) -> tuple[Request, TakeWait]:
-    if rid not in channel.claimed:
-        channel.claimed.add(rid)
-        channel.fresh.pop(rid, None)
+    _claim(channel, rid)
     # Await claims the rid, too; a Claim before it would be answered by what lies there, and Await would wait on.
     request = session.ask(lambda n: msg.Await(n, channel.edge, channel.reader, rid, timeout), timeout)
     wait = TakeWait(request.number, request.future, stream)
     channel.wait_for(rid, wait)
     return request, wait
+
+
+def _claim(channel: Channel, rid: str) -> None:
+    channel.claimed.add(rid)
+    channel.fresh.pop(rid, None)
 
 
 def _give_up(session: Session, channel: Channel, rid: str, request: Request, wait: TakeWait) -> None:

@@ -30,7 +30,7 @@ def _failure(session: Session, message: msg.Failure) -> None:
     if message.request:
         session.requests.fail(message.request, message.error)
         return
-    log.error("the broker refused a message", extra={"facts": {"error": str(message.error)}})
+    log.error("the broker refused a message: %s", message.error)
 
 
 def _answer(session: Session, message: msg.Answer) -> None:
@@ -95,7 +95,7 @@ def _stream_failed(session: Session, message: msg.StreamFailed) -> None:
 
 
 def _put_failed(session: Session, message: msg.PutFailed) -> None:
-    log.warning("a put was refused", extra={"facts": {"error": str(message.error)}})
+    log.warning("a put was refused: %s", message.error)
     session.outgoing.put_failed(message.number, message.member, message.error)
 
 

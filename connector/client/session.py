@@ -65,12 +65,16 @@ class Session:
         self.stopping = False
         self.closed = False
         self.lost_reason = ""
+        #: No broker can ever come back (a private one has ended): every call raises this.
+        self.orphaned: ConnectorError | None = None
 
     # -- callers ----------------------------------------------------------------------------------
 
     def must_be_open(self) -> None:
         if self.closed:
             raise ClientClosed("the node was closed", stage=self.stage)
+        if self.orphaned is not None:
+            raise type(self.orphaned)(self.orphaned.message, **self.orphaned.facts)
 
     def post(self, message: msg.Message, tickets: list[Ticket] | None = None) -> None:
         """Queue a message; the lock must be held. The caller wakes the link."""
@@ -131,7 +135,10 @@ class Session:
             self.outgoing.acknowledge(envelope.counter)
 
     def collect(self) -> list[msg.Message]:
-        """What is to be sent now, numbered."""
+        """What is to be sent now, numbered.
+
+        What was taken and released goes first: a finish or a put that follows means the life it was taken from.
+        """
         with self.lock:
             uuid = self.arena.uuid if self.arena is not None else ""
             freed = [hold for owner, hold in _drain(self.freed) if owner == uuid]
@@ -139,6 +146,11 @@ class Session:
             gone = set(freed)
             took = [hold for owner, hold in _drain(self.just_taken) if owner == uuid and hold not in gone]
             out = [self.resend.popleft() for _ in range(len(self.resend))]
+            out += [msg.Took(tuple(took[start : start + BATCH])) for start in range(0, len(took), BATCH)]
+            for start in range(0, len(freed), BATCH):
+                release = msg.Release(0, tuple(freed[start : start + BATCH]))
+                self.outgoing.number_it(release)
+                out.append(release)
             while self.outbound:
                 message, tickets = self.outbound.popleft()
                 self._number(message, tickets)
@@ -146,11 +158,6 @@ class Session:
             while self.flush_marks:
                 mark = self.flush_marks.popleft()
                 self.outgoing.when_acked(partial(self._flushed, mark))
-            for start in range(0, len(freed), BATCH):
-                release = msg.Release(0, tuple(freed[start : start + BATCH]))
-                self.outgoing.number_it(release)
-                out.append(release)
-            out += [msg.Took(tuple(took[start : start + BATCH])) for start in range(0, len(took), BATCH)]
             return out
 
     def _flushed(self, mark: Request, error: ConnectorError | None) -> None:
@@ -240,16 +247,22 @@ class Session:
             queued = [m.handle for m, _ in self.outbound if isinstance(m, msg.Seal)]
             return (*self.blocks.handles(), *sealed, *queued)
 
+    def orphan(self) -> None:
+        """The private broker has ended: whoever waits, waits in vain."""
+        if self.orphaned is None:
+            self.orphaned = BrokerLost("the private broker has ended", path=self.tried)
+            self.fail_everything(self.orphaned)
+
     def fail_everything(self, error: ConnectorError) -> None:
         """The node is closed: nobody waits on."""
         with self.lock:
             for request in self.requests:
-                self.requests.fail(request.number, error)
+                self.requests.fail(request.number, type(error)(error.message, **error.facts))
             for message, tickets in self.outbound:
                 if isinstance(message, msg.Seal):
                     for ticket in tickets:
                         ticket.resolve(None, error)
-            self.outgoing.lose_all(error)
+            self.outgoing.give_up(error)
 
 
 def _drain(queue: deque[tuple[str, Hold]]) -> list[tuple[str, Hold]]:

@@ -93,9 +93,10 @@ SIGNAL_AT_START = """
 import os, signal
 import connector.broker.store as store
 create = store.create_arena
-def interrupted(*arguments):
+def interrupted(uuid, *arguments):
+    print("uuid", uuid, os.listdir("/dev/shm"), file=__import__("sys").stderr, flush=True)
     os.kill(os.getpid(), signal.{name})
-    return create(*arguments)
+    return create(uuid, *arguments)
 store.create_arena = interrupted
 """
 
@@ -103,12 +104,13 @@ store.create_arena = interrupted
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_signal_during_the_start_leaves_nothing(start: Start, run_dir: str, name: str) -> None:
     """A large pool takes seconds to reserve: the operator changes their mind."""
-    before = set(os.listdir("/dev/shm"))
     running = start(prelude=SIGNAL_AT_START.format(name=name))
     assert running.word == ""
     assert running.process.wait() == 0, running.log()
     assert not os.path.exists(run_dir)
-    assert not [new for new in set(os.listdir("/dev/shm")) - before if f"{running.pid}" in new]
+    uuid = running.log().split()[1]
+    assert f"tc-{uuid}-table" in running.log()
+    assert [name for name in os.listdir("/dev/shm") if uuid in name] == []
 
 
 def test_the_next_start_reclaims_a_killed_broker_and_says_so(start: Start) -> None:

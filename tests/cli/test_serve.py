@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import connector
+from connector.core.errors import BrokerLost
 
 Run = Callable[..., Any]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -52,6 +53,22 @@ def test_ctrl_c_ends_a_broker_cleanly(start: Start, tmp_path: Path) -> None:
     child.send_signal(signal.SIGINT)
     child.communicate(timeout=PATIENCE)
     assert (child.returncode, own.exists()) == (0, False)
+
+
+def test_a_broker_that_stops_answering_is_away_after_the_time_out(start: Start, tmp_path: Path) -> None:
+    """Of the node that asks; once it goes on, so do the questions."""
+    own = tmp_path / "own"
+    child = start("serve", "--run-dir", str(own), "--pool", "1MiB")
+    with connector.connect(stage="a", endpoint=str(own), timeout=PATIENCE) as node:
+        node.answer_timeout = 0.1
+        child.send_signal(signal.SIGSTOP)
+        with pytest.raises(BrokerLost, match=str(own)):
+            node.status()
+        child.send_signal(signal.SIGCONT)
+        node.answer_timeout = PATIENCE
+        assert node.status("all")["summary"]["pool_bytes"] == 1 << 20
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=PATIENCE)
 
 
 def test_a_pool_beyond_the_node_is_3(run: Run, tmp_path: Path) -> None:

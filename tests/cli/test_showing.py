@@ -13,6 +13,8 @@ import torch
 
 import connector
 from connector.cli.inspecting import STORABLE
+from connector.core.errors import InvalidPayload
+from connector.core.names import Edge
 from connector.core.specs import DTYPE_BITS
 
 Run = Callable[..., Any]
@@ -190,6 +192,17 @@ def test_without_safetensors_save_says_how_to_get_it(
     done = run("show", "r", "--save", str(tmp_path / "f"))
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "pip install 'tensor-connector[demo]'" in done.err
+
+
+def test_a_question_about_what_is_no_rid_is_refused_at_once(clean: connector.Node) -> None:
+    """The broker could not answer it: it would be waited for in vain."""
+    for rid in ("", "x" * 1025):
+        with pytest.raises(InvalidPayload):
+            clean.story(rid)
+        with pytest.raises(InvalidPayload):
+            clean.inspect(Edge("a", "b"), rid)
+        with pytest.raises(InvalidPayload):
+            clean.remove(Edge("a", "b"), rid)
 
 
 def test_the_story_outlives_the_payload(clean: connector.Node, run: Run) -> None:

@@ -11,7 +11,7 @@ import connector
 # Before they are imported, so that their bare asserts tell what they compared.
 pytest.register_assert_rewrite("connector.testing.contracts")
 
-from connector.testing.contracts.facade import AwaitedNode, LoopThread, NodeFace
+from connector.testing.contracts.facade import AwaitedNode, LoopThread, NodeFace  # noqa: E402
 
 
 @pytest.fixture(scope="module")

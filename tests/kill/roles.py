@@ -108,6 +108,31 @@ def streaming_writer(pipe: Pipe, endpoint: str, edge: list[str], rid: str, timeo
     _rest()
 
 
+def racing_writer(pipe: Pipe, endpoint: str, edge: list[str], rid: str, number: int) -> None:
+    """Puts one payload that says `number`, at the word; tells what became of it."""
+    node, out = _join(endpoint, f"{edge[0]}-{number}", edge)
+    pipe.tell("ready")
+    pipe.hear()
+    ticket = out.put(rid, {"who": torch.full((4096,), number)})
+    try:
+        node.flush()
+        pipe.tell("put", outcome=ticket.result())
+    except errors.ConnectorError as error:
+        pipe.tell("refused", kind=type(error).__name__)
+    node.close()
+
+
+def batching_writer(pipe: Pipe, endpoint: str, edge: list[str], replica: int, rids: list[str], count: int) -> None:
+    """Puts `count` steps, a chunk of each rid in each."""
+    node = connector.connect(stage=edge[0], endpoint=endpoint)
+    out = node.edge(edge[0], edge[1], replica)
+    for index in range(count):
+        out.put_many({rid: chunk(rid, index) for rid in rids}, last=index == count - 1, timeout=60.0)
+    node.flush()
+    pipe.tell("put", count=count)
+    node.close()
+
+
 # -- readers --------------------------------------------------------------------------------------
 
 
@@ -138,9 +163,11 @@ def stopped_reader(
     _rest()
 
 
-def streaming_reader(pipe: Pipe, endpoint: str, edge: list[str], rid: str, resume: bool = False) -> None:
+def streaming_reader(
+    pipe: Pipe, endpoint: str, edge: list[str], rid: str, reader: int = 0, readers: int = 1, quiet: bool = False
+) -> None:
     """Takes a stream, each chunk checked for order and content and then released; tells how it ended."""
-    _, source = _join(endpoint, edge[1], edge, resume=resume)
+    _, source = _join(endpoint, edge[1], edge, reader=reader, readers=readers)
     index = 0
     pipe.tell("ready")
     try:
@@ -148,7 +175,8 @@ def streaming_reader(pipe: Pipe, endpoint: str, edge: list[str], rid: str, resum
             check(payload, rid, index)
             index += 1
             del payload
-            pipe.tell("took", count=index)
+            if not quiet:
+                pipe.tell("took", count=index)
         pipe.tell("ended", count=index)
     except errors.ConnectorError as error:
         pipe.tell("broke", count=index, kind=type(error).__name__)
@@ -193,6 +221,8 @@ ROLES: dict[str, Callable[..., None]] = {
     for role in (
         stopped_writer,
         streaming_writer,
+        racing_writer,
+        batching_writer,
         stopped_reader,
         streaming_reader,
         paced_writer,

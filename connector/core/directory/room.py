@@ -213,7 +213,7 @@ def usage(state: State) -> dict[str, object]:
         "largest_hole": state.allocator.largest_hole,
         "reserved": state.reserved_bytes,
         "blocks_left": len(state.entries),
-        "by_edge": [f"{name} {size} B" for name, size in sorted(by_edge.items())][:16],
+        "by_edge": [f"{name} {size} B" for name, size in sorted(by_edge.items(), key=lambda row: -row[1])][:16],
         "held_by": [f"{s.stage} (pid {s.pid}, {s.presence.value}) {s.held_bytes} B" for s in holders][:16],
     }
 

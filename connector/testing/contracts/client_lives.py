@@ -122,6 +122,7 @@ class LifeContract:
         report = bench.writer.abort(bench.rid, "the user left")
         assert report["held"] >= 1 and report["payloads"] + report["held"] == 3
         assert report["bytes"] == 32 * report["payloads"]
+        bench.reader.status()
         with pytest.raises(errors.RequestAborted) as told:
             into.take(bench.rid, timeout=PATIENCE)
         assert told.value.facts["reason"] == "the user left"
@@ -159,7 +160,10 @@ class LifeContract:
         """In every session that saw it; finish or begin makes it a new request."""
         out, into = bench.ends()
         out.put(bench.rid, number(0), last=False)
+        bench.writer.flush()
         bench.reader.abort(bench.rid, "enough")
+        bench.reader.finish(bench.rid)
+        bench.reader.flush()
         bench.writer.status()
         for call in (
             lambda: out.put(bench.rid, number(1)),
@@ -171,7 +175,6 @@ class LifeContract:
             facts = told.value.facts
             assert (facts["rid"], facts["edge"], facts["reason"]) == (bench.rid, str(out.name), "enough")
         getattr(bench.writer, verb)(bench.rid)
-        bench.reader.finish(bench.rid)
         out.put(bench.rid, number(2))
         assert values([into.take(bench.rid, timeout=PATIENCE)]) == [2]
         with pytest.raises(errors.UnknownRequest):
@@ -323,7 +326,10 @@ class LifeContract:
         node = bench.node()
         out, into = bench.edge(bench.writer), bench.edge(node)
         out.put(bench.rid, number(7))
+        out.put(bench.name("before"), number(8))
         view = into.take(bench.rid, timeout=PATIENCE)["n"]
+        into.take(bench.name("before"), timeout=PATIENCE).release()
+        bench.eventually(lambda: bench.row()["payloads_live"] == 1)
         node.close()
         assert view.tolist() == [7] * 4
         assert bench.row()["payloads_live"] == 1

@@ -319,4 +319,4 @@ class ReadContract:
     def test_an_edge_is_two_names_and_a_number(self, bench: Bench, stages: Any, replica: int) -> None:
         """InvalidPayload when the edge is made."""
         with pytest.raises(errors.InvalidPayload):
-            bench.reader.edge(*stages, replica)
+            bench.reader.edge(stages[0], stages[1], replica)

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -164,6 +164,7 @@ class Bench:
         self._threads: list[tuple[threading.Thread, Future[Any]]] = []
         number = next(Bench._numbers)
         self._number = number
+        self._rids: set[str] = set()
         #: A request's id. A request lives on all edges of a broker: no two tests may share one.
         self.rid = self.name("r")
         self.writer_stage, self.reader_stage = f"writer{number}", f"reader{number}"
@@ -177,6 +178,7 @@ class Bench:
 
     def name(self, rid: str) -> str:
         """Another request's id that no other test uses."""
+        self._rids.add(f"{rid}-{self._number}")
         return f"{rid}-{self._number}"
 
     def edge(self, node: NodeFace, replica: int = 0, **options: Any) -> EdgeFace:
@@ -226,6 +228,9 @@ class Bench:
                 raise AssertionError("it never became so")
 
     def close(self) -> None:
+        """Leave no payload, client or thread behind."""
+        for rid in self._rids:
+            self.writer.abort(rid)
         for node in self._nodes:
             node.close()
         for thread, future in self._threads:
