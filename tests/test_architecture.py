@@ -29,7 +29,7 @@ TABLE: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "config": (frozenset({"core"}), frozenset({"yaml"})),
     "broker": (frozenset({"core", "wire", "arena", "config"}), frozenset({"zmq", "pydantic"})),
     "client": (frozenset({"core", "wire", "arena", "config"}), frozenset({"zmq"})),
-    "cli": (ALL | {"connector"}, frozenset({"click", "rich", "zmq"})),
+    "cli": (ALL | {"connector"}, frozenset({"click", "rich", "zmq", "safetensors"})),
     "testing": (ALL | {"connector"}, frozenset({"zmq", "pytest"})),
     # The public API: connector/__init__.py and other modules beside it.
     "connector": (ALL, frozenset()),

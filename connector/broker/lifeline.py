@@ -160,6 +160,7 @@ class Lifelines:
         if fd == line.pidfd:
             self._epoll.unregister(fd)
             del self._by_fd[fd]
+            self._doubtful.pop(line.token, None)
             yield line.token, f"pid {line.pid}: process ended"
             return
         try:
@@ -210,7 +211,7 @@ class Lifelines:
         if not line.token:
             line.close()
             self._resume()
-        elif line.pidfd < 0:
+        else:
             self._doubtful[line.token] = line
 
     def _drop(self, line: Lifeline) -> None:

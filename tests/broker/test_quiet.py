@@ -97,8 +97,8 @@ def test_human_logs_are_one_line_each(start: Callable[..., Any]) -> None:
     assert quiet.log() == ""
 
 
-def record(text: str, **facts: Any) -> logging.LogRecord:
-    made = logging.LogRecord("connector.x", logging.WARNING, "f.py", 1, text, (), None)
+def record(message: str, **facts: Any) -> logging.LogRecord:
+    made = logging.LogRecord("connector.x", logging.WARNING, "f.py", 1, message, (), None)
     made.facts = facts
     return made
 

@@ -63,7 +63,7 @@ def test_a_closed_pipe_is_quiet(node: connector.Node, start: Callable[..., subpr
     """`connector ls | head` ends without a word: what is printed exceeds what any pipe holds."""
     child = start("ls", "--timeout", "60", env={"CONNECTOR_ENDPOINT": node.endpoint})
     assert child.stdout is not None and child.stderr is not None
-    assert child.stdout.readline().startswith("EDGE")
+    assert child.stdout.readline().startswith("EDGE"), child.stderr.read()
     child.stdout.close()
     assert child.stderr.read() == ""
     assert child.wait(60.0) == 141
