@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -298,10 +298,11 @@ def room_cycle(sources: Iterable[Source]) -> list[str]:
     return path[path.index(path[-1]) :] if path else []
 
 
-def project() -> list[Source]:
+@cache
+def project() -> tuple[Source, ...]:
     folders = ("connector", "runner_adapter", "scripts", "tests")
     files = [file for folder in folders for file in sorted((ROOT / folder).rglob("*.py"))]
-    return [Source(file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8")) for file in files]
+    return tuple(Source(file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8")) for file in files)
 
 
 def test_the_walk_sees_the_project() -> None:

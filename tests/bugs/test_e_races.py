@@ -147,7 +147,7 @@ NAMER = """
 import json, sys, torch, connector
 from connector.core.keys import TemplateSet
 templates = TemplateSet({"hidden_states": "{rid}-{layer_id}", "ids": "{rid}-{id_type}"})
-keys = [templates.format("hidden_states", rid="r-1", layer_id=18), templates.format("ids", rid="r-1", id_type="prompt")]
+keys = [templates.format("r-1", "hidden_states", 18), templates.format("r-1", "ids", "prompt")]
 keys += ["", "None", "k" * 100]
 with connector.connect(stage="namer", endpoint=sys.argv[1]) as node:
     node.edge("b57", "c", int(sys.argv[2])).put("r-1", {key: torch.zeros(1) for key in keys})
@@ -235,7 +235,7 @@ def test_b60_a_second_put_leaves_the_readers_bytes_alone(node: Node, other: Node
     node.flush()
     held = source.take("k", timeout=HANG)
     with pytest.raises(errors.AlreadyPut):
-        out.put("k", {"x": torch.full((64 << 10,), 2)})
+        out.put("k", {"x": torch.full((64 << 10,), 2)}, index=0, last=True)
     again = out.put("k", {"x": torch.full((64 << 10,), 3)}, index=0, last=True, attempt=1)
     node.flush()
     assert again.result() == "ignored"
@@ -295,27 +295,31 @@ def test_b63_requests_of_many_replicas_are_never_mixed(node: Node, host: Host) -
     """Four producers, two of them with the same rids on another replica; 8 rids each: every chunk is the one it says."""
     rids = [f"r{number}" for number in range(8)]
     plan = [(0, rids), (1, rids), (2, [f"x{rid}" for rid in rids]), (3, [f"y{rid}" for rid in rids])]
-    edges = [node.edge("b63", "c", replica) for replica, _ in plan]
-    for edge in edges:
-        edge.poll()
-    for replica, names in plan:
-        host.start(
-            "batching_writer", endpoint=node.endpoint, edge=("b63", "c"), replica=replica, rids=names, count=150
-        )
-    counts = {(replica, rid): 0 for replica, names in plan for rid in names}
-    open_streams = set(counts)
-    while open_streams:
-        for (replica, _), edge in zip(plan, edges, strict=True):
-            if not any(number == replica for number, _ in open_streams):
-                continue
-            assert edge.wait(HANG)
-            found = edge.poll()
-            assert not found.failed
-            for rid, payloads in found.items():
-                for payload in payloads:
-                    check(payload, rid, counts[(replica, rid)])
-                    counts[(replica, rid)] += 1
-                del payloads, payload
-            open_streams -= {(replica, rid) for rid in found.ended}
-    assert set(counts.values()) == {150}
+    with ThreadPoolExecutor(len(plan)) as pool:
+        reading = [pool.submit(_drain, node, replica, names) for replica, names in plan]
+        for replica, names in plan:
+            host.start(
+                "batching_writer", endpoint=node.endpoint, edge=("b63", "c"), replica=replica, rids=names, count=150
+            )
+        for done in reading:
+            assert set(done.result(2 * HANG).values()) == {150}
     host.end_workers()
+
+
+def _drain(node: Node, replica: int, rids: list[str]) -> dict[str, int]:
+    """Poll until each rid has ended; every chunk is checked for its place and its content. Chunks by rid."""
+    edge = node.edge("b63", "c", replica)
+    counts = dict.fromkeys(rids, 0)
+    ended: set[str] = set()
+    while ended != set(rids):
+        assert edge.wait(HANG)
+        found = edge.poll()
+        assert not found.failed
+        for rid, payloads in found.items():
+            for payload in payloads:
+                check(payload, rid, counts[rid])
+                counts[rid] += 1
+        ended |= found.ended
+        found.clear()
+        del payloads, payload
+    return counts
