@@ -26,6 +26,8 @@ class Lifeline:
             # Before the lock file is made: killed in between, the broker must know which file to remove.
             self.stream.sendall(token)
             self._lock_fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            # Whatever the umask: the broker, which may be of our group only, must be able to look at the lock.
+            os.fchmod(self._lock_fd, 0o640)
             locks.take(self._lock_fd)
             if self.stream.recv(1) != b"\x01":
                 raise BrokerLost("the broker closed the lifeline: it does not accept this user", path=path)

@@ -86,8 +86,8 @@ class Directory:
             room.serve(state)
         delivery.pump(state)
         sessions.send_notices(state)
-        for session in list(state.sessions.values()):
-            sessions.expel_if_done(state, session)
+        for number in list(state.closing):
+            sessions.expel_if_done(state, state.sessions[number])
         out, state.out = state.out, []
         return out
 

@@ -41,16 +41,17 @@ def heard(state: State, event: Heard) -> None:
 
 def send_notices(state: State) -> None:
     """One batch of notices is under way to a session at a time: a silent one costs no more than that."""
-    for session in state.sessions.values():
-        if session.notices and session.seen >= session.notified:
+    for number in list(state.unheard):
+        session = state.sessions.get(number)
+        if session is None or not session.notices:
+            state.unheard.discard(number)
+        elif session.seen >= session.notified:
+            state.unheard.discard(number)
             batch = tuple(session.notices)
             session.notices.clear()
             session.notified = batch[-1].number
             state.emit(Notices(session.id, batch, session.notices_lost))
             session.notices_lost = False
-        elif not session.notices and session.notified < state.number and session.seen >= session.notified:
-            # Only finishes since: nothing to say, the number may move with the next ping.
-            session.notified = session.seen = state.number
 
 
 def heartbeat(state: State) -> None:
@@ -139,6 +140,7 @@ def left(state: State, event: Left) -> None:
     _give_back_reserved(state, session, "return")
     _end_reading(state, session, held, "the reader closed its session in the middle of the stream")
     session.presence = Presence.CLOSING
+    state.closing.add(session.id)
     session.notices.clear()
     expel_if_done(state, session)
 
@@ -164,6 +166,8 @@ def died(state: State, event: Died) -> None:
 
 def _forget(state: State, session: Session) -> None:
     del state.sessions[session.id]
+    state.closing.discard(session.id)
+    state.unheard.discard(session.id)
     state.emit(Expelled(session.id))
     tombs.forget_passed(state)
 

@@ -94,6 +94,9 @@ class State:
         self.blocks: dict[int, Block] = {}
         self.entries: list[int] = list(range(settings.max_blocks - 1, -1, -1))
         self.sessions: dict[int, Session] = {}
+        #: Sessions with notices to send, and those that said good-bye but hold views.
+        self.unheard: set[int] = set()
+        self.closing: set[int] = set()
         self.edges: dict[Edge, EdgeState] = {}
         self.lives: dict[str, list[Life]] = {}
         self.tombstones: dict[str, Tombstone] = {}

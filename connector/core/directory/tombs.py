@@ -67,7 +67,10 @@ def _remember(state: State, rid: str, tomb: Tombstone) -> None:
 
 
 def forget_passed(state: State) -> None:
-    """Tombstones go when every live session has passed them."""
+    """Tombstones go when every live session has passed them. Ends need no hearing: only aborts are told."""
+    for session in state.sessions.values():
+        if not session.notices and session.seen >= session.notified:
+            session.seen = session.notified = state.number
     seen = [session.seen for session in state.sessions.values() if session.presence is not Presence.CLOSING]
     passed = min(seen, default=state.number)
     while state.graves and state.graves[0][0] <= passed:
@@ -90,6 +93,7 @@ def _queue_notice(state: State, session: Session, notice: Notice) -> None:
     if session.presence is Presence.CLOSING:
         return
     session.notices.append(notice)
+    state.unheard.add(session.id)
     if len(session.notices) > state.settings.max_notices:
         session.notices.popleft()
         session.notices_lost = True

@@ -1,0 +1,116 @@
+"""Applies each patch of tests/mutations/ to a copy of the tree and wants the tests that it names to fail."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from patches import Patch, PatchError, all_names, changed, has_test, read
+from scratch import Scratch, scratch
+
+#: Seconds for all named tests together, unpatched.
+BASELINE_LIMIT = 1800.0
+#: Verdicts that are good enough.
+CAUGHT = ("caught", "caught (hang)")
+
+
+class Row(NamedTuple):
+    promise: str
+    patch: str
+    test: str
+    verdict: str
+
+
+def matching(test: str, outcomes: dict[str, str]) -> list[str]:
+    """Outcomes of a test id, all its parameters together."""
+    return [word for name, word in outcomes.items() if name == test or name.startswith(f"{test}[")]
+
+
+def is_red(test: str, outcomes: dict[str, str]) -> bool:
+    return any(word != "PASSED" for word in matching(test, outcomes))
+
+
+def try_patch(patch: Patch, place: Scratch, green: set[str]) -> list[Row]:
+    """One row a named test. The copy is as it was when this returns."""
+    try:
+        texts = changed(patch, place.root)
+    except PatchError as error:
+        return [Row(patch.promise, patch.name, test, f"does not apply: {error}") for test in patch.tests]
+    before = {file: file.read_text() for file in texts}
+    known = [test for test in patch.tests if test in green]
+    try:
+        for file, text in texts.items():
+            file.write_text(text)
+        outcomes, hung = place.run(known) if known else ({}, False)
+    finally:
+        for file, text in before.items():
+            file.write_text(text)
+    rows = []
+    for test in patch.tests:
+        if test not in green:
+            verdict = "test not found" if not has_test(test, place.root) else "red without the patch"
+        elif is_red(test, outcomes):
+            verdict = "caught"
+        elif hung and not matching(test, outcomes):
+            verdict = "caught (hang)"
+        else:
+            # Not run at all: the patch broke more than a promise, and proves nothing.
+            verdict = "SURVIVED" if matching(test, outcomes) else "breaks the tree"
+        rows.append(Row(patch.promise, patch.name, test, verdict))
+    return rows
+
+
+def unpatched(tests: Iterable[str], place: Scratch) -> set[str]:
+    """Those of the tests that are there and pass as the tree is."""
+    wanted = [test for test in dict.fromkeys(tests) if has_test(test, place.root)]
+    outcomes, _ = place.run(wanted, BASELINE_LIMIT) if wanted else ({}, False)
+    return {test for test in wanted if matching(test, outcomes) and not is_red(test, outcomes)}
+
+
+def table(rows: list[Row]) -> str:
+    """Columns as wide as their widest cell."""
+    lines = [Row("promise", "patch", "test", "verdict"), *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(4)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="scripts/mutate", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="patches to run; without any: all")
+    parser.add_argument("--list", action="store_true", help="print the patches, and run nothing")
+    told = parser.parse_args(arguments)
+    known = all_names()
+    unknown = [name for name in told.names if name not in known]
+    if unknown:
+        parser.error(f"no such patch: {', '.join(unknown)}; --list prints those there are")
+    try:
+        patches = [read(name) for name in told.names or known]
+    except PatchError as error:
+        parser.error(str(error))
+    if told.list:
+        print(table([Row(patch.promise, patch.name, test, "") for patch in patches for test in patch.tests]))
+        return 0
+    rows: list[Row] = []
+    with scratch() as place:
+        place.check()
+        began = time.monotonic()
+        green = unpatched([test for patch in patches for test in patch.tests], place)
+        print(f"mutate: unpatched, {len(green)} tests pass ({time.monotonic() - began:.0f} s)", file=sys.stderr)
+        for patch in patches:
+            began = time.monotonic()
+            rows += (found := try_patch(patch, place, green))
+            verdicts = ", ".join(dict.fromkeys(row.verdict for row in found))
+            print(f"mutate: {patch.name}: {verdicts} ({time.monotonic() - began:.0f} s)", file=sys.stderr)
+    print(table(rows))
+    missed = [row for row in rows if row.verdict not in CAUGHT]
+    print(f"{len(rows) - len(missed)} of {len(rows)} tests caught the mutation that they are for")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,96 @@
+"""A copy of the tree to mutate, and pytest in it: with a /dev/shm, a /tmp and processes of its own where possible."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from patches import ROOT
+
+#: Seconds that the tests of one patch may take; beyond it they hang.
+LIMIT = 120.0
+#: In namespaces of their own: whatever a mutant leaves behind ends with it, and nobody else's tests see it.
+_ALONE = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+class Scratch:
+    """The copied tree at `root`. `run` runs tests of it; `alone`: they cannot touch anything outside."""
+
+    def __init__(self, root: Path, tmp: Path) -> None:
+        self.root = root
+        self._tmp = tmp
+        # Not to be hidden by a /tmp of its own.
+        self._private_tmp = not any(
+            str(path).startswith("/tmp/") for path in (ROOT, root, Path(sys.prefix), Path(sys.base_prefix))
+        )
+        self.alone = os.geteuid() == 0 and shutil.which("unshare") is not None and self._call(["true"], 30.0)[0] == 0
+        if not self.alone:
+            print("mutate: no namespaces here: what a mutant leaves stays; `connector sweep` shows it", file=sys.stderr)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The copy's packages come first, whatever is installed. No bytecode: an old one must not stand for a mutant."""
+        return {**os.environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1", "NO_COLOR": "1"}
+
+    def check(self) -> None:
+        """SystemExit if another copy of the product would be imported."""
+        told = subprocess.run(
+            [sys.executable, "-c", "import connector, runner_adapter; print(connector.__file__)"],
+            cwd=self.root.parent, env=self.environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if not told.stdout.startswith(f"{self.root}{os.sep}"):
+            raise SystemExit(f"mutate: not the copy's connector is imported: {told.stdout or told.stderr}")
+
+    def run(self, tests: Iterable[str], limit: float = LIMIT) -> tuple[dict[str, str], bool]:
+        """(outcome by full test id, whether the time was over). Outcomes: PASSED, FAILED, ERROR."""
+        options = ["-p", "no:cacheprovider", "-q", "--tb=no", "--show-capture=no", "-rA"]
+        code, out = self._call([sys.executable, "-m", "pytest", *options, *tests], limit)
+        outcomes: dict[str, str] = {}
+        for line in out.splitlines():
+            word, _, rest = line.partition(" ")
+            if word in ("PASSED", "FAILED", "ERROR") and "::" in rest:
+                # A test may pass and then fail in its teardown: what is worse is told.
+                name = rest.split(" - ")[0]
+                outcomes[name] = word if outcomes.get(name, "PASSED") == "PASSED" else outcomes[name]
+        return outcomes, code is None
+
+    def _call(self, command: list[str], limit: float) -> tuple[int | None, str]:
+        """(exit code, standard output); None when it was killed after `limit` seconds."""
+        if getattr(self, "alone", True):
+            bind = f'mount --bind "{self._tmp}" /tmp && ' if self._private_tmp else ""
+            command = [*_ALONE, "sh", "-c", f'mount -t tmpfs tmpfs /dev/shm && {bind}"$@"; exit $?', "sh", *command]
+        process = subprocess.Popen(
+            command, cwd=self.root, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL, text=True, start_new_session=True,
+        )  # fmt: skip
+        try:
+            out, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            out, _ = process.communicate()
+            return None, out
+        return process.returncode, out
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Scratch]:
+    """Tracked files, and those that are new and not ignored, in a folder that goes at the end."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, check=True
+    )
+    with TemporaryDirectory(prefix="mutate-", dir="/var/tmp") as folder:
+        root, tmp = Path(folder, "tree"), Path(folder, "tmp")
+        tmp.mkdir()
+        for name in sorted({os.fsdecode(raw) for raw in listed.stdout.split(b"\0") if raw}):
+            if (ROOT / name).is_file():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, root / name)
+        yield Scratch(root, tmp)
