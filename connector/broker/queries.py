@@ -49,7 +49,11 @@ def _status(service: Service, what: str) -> dict[str, Any]:
         return {"edges": [listing.edge_row(state, edge) for edge in state.edges]}
     if what == "counters":
         edges = {str(edge): listing.edge_row(state, edge) for edge in state.edges}
-        return {**state.counters, "payloads_live": len(state.shelf), "edges": edges}
+        return {
+            **state.counters,
+            "payloads_live": state.counters["payloads_sealed"] - state.counters["payloads_released"],
+            "edges": edges,
+        }
     if what == "summary":
         return {"pid": os.getpid(), **service.statistics(), **listing.totals(state)}
     raise UsageError("no such status", what=what, known=["summary", "sessions", "edges", "counters", "all"])

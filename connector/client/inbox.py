@@ -84,6 +84,8 @@ class Channel:
         self.poll_waits: deque[int] = deque()
         #: The life that was last taken from, by rid: what a finish means. Bounded; the oldest are forgotten.
         self.taken_life: OrderedDict[str, int] = OrderedDict()
+        #: Highest life of a rid that this session has finished: what was still on the way of it goes back.
+        self.finished_life: OrderedDict[str, int] = OrderedDict()
         self.subscribed = False
         self.push = False
 
@@ -96,6 +98,8 @@ class Channel:
     def deliver(self, arrived: Arrived) -> tuple[list[Hold], list[int]]:
         """A descriptor came. A repetition, or a bare END mark's block, goes back at once."""
         told = arrived.descriptor
+        if self._is_finished(told.rid, told.life):
+            return [arrived.hold], []
         queue = self.queues.setdefault(told.rid, RidQueue())
         back: list[Hold] = []
         repeated = (told.life, told.index) <= queue.newest
@@ -111,7 +115,12 @@ class Channel:
             back.append(arrived.hold)
         return back, self._arrived(told.rid, queue)
 
+    def _is_finished(self, rid: str, life: int) -> bool:
+        return life <= self.finished_life.get(rid, 0)
+
     def end(self, rid: str, life: int) -> list[int]:
+        if self._is_finished(rid, life):
+            return []
         queue = self.queues.setdefault(rid, RidQueue())
         if queue.closed_life < life:
             queue.closed_life = life
@@ -120,6 +129,8 @@ class Channel:
 
     def fail(self, rid: str, life: int, error: ConnectorError) -> list[int]:
         """The stream failed: said behind what came in order before."""
+        if self._is_finished(rid, life):
+            return []
         queue = self.queues.setdefault(rid, RidQueue())
         queue.items.append(FailMark(life, error))
         queue.closed_life = max(queue.closed_life, life)
@@ -246,9 +257,14 @@ class Channel:
         queue = self.queues.get(rid)
         taken = self.taken_life.pop(rid, 0)
         self.claimed.discard(rid)
+        there = queue.items if queue is not None else ()
+        meant = taken or min((_life(item) for item in there), default=0)
+        if meant:
+            self.finished_life[rid] = max(meant, self.finished_life.pop(rid, 0))
+            while len(self.finished_life) > MOST_TAKEN:
+                self.finished_life.popitem(last=False)
         if queue is None:
             return [], deque()
-        meant = taken or min((_life(item) for item in queue.items), default=0)
         unread = [item for item in queue.items if isinstance(item, Arrived) and item.descriptor.life <= meant]
         queue.items = deque(item for item in queue.items if _life(item) > meant)
         waits, queue.waits = queue.waits, deque()
@@ -258,6 +274,14 @@ class Channel:
             self.fresh.pop(rid, None)
             del self.queues[rid]
         return unread, waits
+
+    def start_anew(self) -> None:
+        """Another broker numbers lives from the start: what is known of the old one's numbers means nothing."""
+        self.taken_life.clear()
+        self.finished_life.clear()
+        for queue in self.queues.values():
+            queue.newest, queue.closed_life = (0, -1), 0
+            queue.items = deque(i._replace(life=0) if isinstance(i, FailMark) else i for i in queue.items)
 
     def discard(self, rid: str, hold: Hold) -> Arrived | None:
         """The broker voids a payload that was not taken yet."""

@@ -200,6 +200,14 @@ class Outgoing:
         while len(self.aborted) > MOST_ABORTED:
             self.aborted.popitem(last=False)
 
+    def reopens(self, rid: str, applied: int) -> bool:
+        """A finish or begin of the rid is on its way to a broker that has applied `applied` numbers: what it says of
+        the rid, an abort, was before that."""
+        return any(
+            number > applied and isinstance(message, (msg.Begin, msg.Finish)) and message.rid == rid
+            for number, message in self.unacked.items()
+        )
+
     def poison(self, edge: Edge, rid: str, error: ConnectorError) -> None:
         stream = self.streams.get((edge, rid))
         if stream is not None:

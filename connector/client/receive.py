@@ -107,7 +107,8 @@ def _notices(session: Session, message: msg.Notices) -> None:
     """Aborts: puts raise, unread payloads go back, whoever waits for the rid is told."""
     for notice in message.notices:
         session.seen = max(session.seen, notice.number)
-        session.outgoing.abort(notice.rid, notice.reason)
+        if not session.reopens(notice.rid):
+            session.outgoing.abort(notice.rid, notice.reason)
         for channel in session.channels.values():
             error = _aborted(notice.rid, notice.reason, channel.edge)
             dropped, answered = channel.break_off(notice.rid, notice.life, error)

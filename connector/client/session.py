@@ -56,6 +56,8 @@ class Session:
         self.flush_marks: deque[Request] = deque()
         self.channels: dict[tuple[Edge, int], Channel] = {}
         self.seen = 0
+        #: Numbered messages that the broker had applied when it sent what is being received.
+        self.applied = 0
         self.number = 0
         self.arena: Arena | None = None
         #: The same pages without write access, for takes, if so asked.
@@ -130,9 +132,15 @@ class Session:
     def receive(self, envelope: Envelope) -> None:
         """All that the broker says, in order; its acknowledgement last."""
         with self.lock:
+            self.applied = envelope.counter
             for message in envelope.messages:
                 receive.HANDLERS[type(message)](self, message)
             self.outgoing.acknowledge(envelope.counter)
+
+    def reopens(self, rid: str) -> bool:
+        """A finish or begin of the rid is on its way to the broker: an abort that it told before was before that."""
+        queued = any(isinstance(m, (msg.Begin, msg.Finish)) and m.rid == rid for m, _ in self.outbound)
+        return queued or self.outgoing.reopens(rid, self.applied)
 
     def collect(self) -> list[msg.Message]:
         """What is to be sent now, numbered.
@@ -217,6 +225,8 @@ class Session:
         if not first:
             self.blocks.take_all()
             self.outbound = deque((m, t) for m, t in self.outbound if not self._bound_to_arena(m, t, error))
+            for channel in self.channels.values():
+                channel.start_anew()
         self.arena, self.read_arena = arena, read_arena
         self.number = welcome.session
         self.seen = int(welcome.limits.get("seen", 0))

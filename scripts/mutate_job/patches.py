@@ -8,6 +8,8 @@ lines stand, and they must stand there once.
 from __future__ import annotations
 
 import ast
+import re
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,7 +83,8 @@ def changed(patch: Patch, root: Path) -> dict[Path, str]:
         # Behind a newline each, so that a hunk's first line is a whole one.
         text = "\n" + file.read_text()
         for hunk in hunks:
-            found = text.count("\n" + hunk.old)
+            # Overlapping ones, too: two matches share the newline between them.
+            found = len(re.findall(f"(?={re.escape(chr(10) + hunk.old)})", text))
             if found != 1:
                 first = hunk.old.splitlines()[0].strip()
                 raise PatchError(f"{name}: the lines from {first!r} stand there {found} times, not once")
@@ -96,7 +99,7 @@ def has_test(test: str, root: Path = ROOT) -> bool:
     file = root / path
     if not file.is_file() or not names:
         return False
-    body: list[ast.stmt] = ast.parse(file.read_text()).body
+    body = _body(file)
     for place, name in enumerate(names):
         found = next(
             (node for node in body if isinstance(node, (*_FUNCTIONS, ast.ClassDef)) and node.name == name), None
@@ -113,8 +116,14 @@ def has_test(test: str, root: Path = ROOT) -> bool:
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
+@cache
+def _body(file: Path) -> list[ast.stmt]:
+    return ast.parse(file.read_text()).body
+
+
+@cache
 def _contract(root: Path) -> list[ast.stmt]:
     """What the classes of the shipped contract suites hold."""
-    modules = [ast.parse(path.read_text()) for path in sorted((root / "connector/testing/contracts").glob("*.py"))]
-    classes = [node for module in modules for node in module.body if isinstance(node, ast.ClassDef)]
+    modules = [_body(path) for path in sorted((root / "connector/testing/contracts").glob("*.py"))]
+    classes = [node for module in modules for node in module if isinstance(node, ast.ClassDef)]
     return [node for one in classes for node in one.body]

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -85,9 +85,11 @@ def test_b80_a_path_beyond_the_limit_is_refused_before_a_socket_is_made(size: in
     assert not os.path.exists(path)
 
 
-def test_b81_a_second_broker_is_refused_and_the_first_keeps_serving(run_dir: str) -> None:
+def test_b81_a_second_broker_is_refused_and_the_first_keeps_serving(
+    run_dir: str, serve: Callable[..., BrokerProcess]
+) -> None:
     """No silent takeover of a live endpoint."""
-    first = BrokerProcess(run_dir)
+    first = serve()
     with pytest.raises(BrokerRunning) as caught:
         RunDir(run_dir, None)
     assert caught.value.facts["pid"] == str(first.process.pid)
@@ -95,10 +97,12 @@ def test_b81_a_second_broker_is_refused_and_the_first_keeps_serving(run_dir: str
     assert first.end() == 0
 
 
-def test_b81_a_dead_brokers_socket_does_not_keep_the_next_from_starting(run_dir: str) -> None:
-    BrokerProcess(run_dir).end(signal.SIGKILL)
+def test_b81_a_dead_brokers_socket_does_not_keep_the_next_from_starting(
+    run_dir: str, serve: Callable[..., BrokerProcess]
+) -> None:
+    serve().end(signal.SIGKILL)
     assert Path(run_dir, "broker.sock").is_socket()
-    second = BrokerProcess(run_dir)
+    second = serve()
     move_a_tensor(run_dir)
     assert second.end() == 0
 
@@ -145,7 +149,9 @@ def test_b84_another_users_directory_is_named_with_its_owner(run_dir: str) -> No
     assert (now.st_mode, now.st_uid, now.st_mtime_ns) == (before.st_mode, before.st_uid, before.st_mtime_ns)
 
 
-def test_b84_another_users_lock_is_named_with_its_owner(run_dir: str) -> None:
+def test_b84_another_users_lock_is_named_with_its_owner(
+    run_dir: str, serve: Callable[..., BrokerProcess], start_worker: Callable[..., subprocess.Popen[str]]
+) -> None:
     """A fixed name that someone else made first."""
     os.mkdir(run_dir)
     lock = Path(run_dir, "broker.lock")
@@ -164,21 +170,46 @@ WORKER = """
 import torch
 node = connector.connect(stage="a", endpoint=sys.argv[1], timeout=60)
 edge = node.edge("a", "b")
-edge.put("r", {"x": torch.arange(3)}).result(60)
+edge.put("r", {"x": torch.arange(3)})
+node.flush(60)
 print("put", flush=True)
 sys.stdin.readline()
 """
 
 
-def start_worker(run_dir: str, uid: int, umask: int = 0o022) -> subprocess.Popen[str]:
-    """A client that is that user; it has put a payload when this returns."""
-    code = "import torch\n" + become(uid, umask, with_torch=True) + WORKER
-    worker = subprocess.Popen(
-        [sys.executable, "-c", code, run_dir], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert worker.stdout is not None
-    assert worker.stdout.readline() == "put\n"
-    return worker
+@pytest.fixture
+def serve(run_dir: str) -> Iterator[Callable[..., BrokerProcess]]:
+    """Starts a broker in the run directory; it is ended at the end, if the test did not."""
+    started: list[BrokerProcess] = []
+
+    def begin(prelude: str = "", **settings: object) -> BrokerProcess:
+        started.append(BrokerProcess(run_dir, prelude, **settings))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.end()
+
+
+@pytest.fixture
+def start_worker(run_dir: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a client that is that user; it has put a payload when the call returns."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(uid: int, umask: int = 0o022) -> subprocess.Popen[str]:
+        code = "import torch\n" + become(uid, umask, with_torch=True) + WORKER
+        worker = subprocess.Popen(
+            [sys.executable, "-c", code, run_dir], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        started.append(worker)
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "put\n"
+        return worker
+
+    yield begin
+    for worker in started:
+        worker.kill()
+        worker.communicate()
 
 
 def owners(folder: str, prefix: str = "") -> set[int]:
@@ -191,10 +222,12 @@ def segments_of(pid: int) -> list[str]:
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o777])
-def test_b85_what_a_killed_worker_of_another_user_left_is_removed(run_dir: str, umask: int) -> None:
+def test_b85_what_a_killed_worker_of_another_user_left_is_removed(
+    run_dir: str, umask: int, serve: Callable[..., BrokerProcess], start_worker: Callable[..., subprocess.Popen[str]]
+) -> None:
     """Workers create no segment, and the broker can look at and remove the lock that they do create."""
-    process = BrokerProcess(run_dir, become(BROKER_UID), group=GROUP.gr_name, log_level="error")
-    worker = start_worker(run_dir, WORKER_UID, umask)
+    process = serve(become(BROKER_UID), group=GROUP.gr_name, log_level="error")
+    worker = start_worker(WORKER_UID, umask)
     segments = segments_of(process.process.pid)
     assert set(segments_of(worker.pid)) <= set(segments)
     assert {os.stat(path).st_uid for path in segments} == owners(run_dir, "broker.sock")
@@ -209,9 +242,11 @@ def test_b85_what_a_killed_worker_of_another_user_left_is_removed(run_dir: str, 
     assert [path for path in segments if os.path.exists(path)] == []
 
 
-def test_b86_a_client_that_cannot_see_the_arena_says_so_when_it_connects(run_dir: str) -> None:
+def test_b86_a_client_that_cannot_see_the_arena_says_so_when_it_connects(
+    run_dir: str, serve: Callable[..., BrokerProcess]
+) -> None:
     """A container with its own /dev/shm: the handshake maps the arena, and names what hides it."""
-    process = BrokerProcess(run_dir)
+    process = serve()
     (arena,) = [path for path in segments_of(process.process.pid) if path.endswith("-arena")]
     os.rename(arena, arena + ".hidden")
     try:
@@ -226,9 +261,9 @@ def test_b86_a_client_that_cannot_see_the_arena_says_so_when_it_connects(run_dir
     assert process.end() == 0
 
 
-def test_b86_a_client_that_may_not_enter_says_so(run_dir: str) -> None:
+def test_b86_a_client_that_may_not_enter_says_so(run_dir: str, serve: Callable[..., BrokerProcess]) -> None:
     """Another user, without a group in common."""
-    process = BrokerProcess(run_dir)
+    process = serve()
     code = (
         become(WORKER_UID)
         + "try:\n    connector.connect(stage='a', endpoint=sys.argv[1], timeout=0.5)\n"
@@ -244,11 +279,13 @@ def test_b86_a_client_that_may_not_enter_says_so(run_dir: str) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o077, 0o002, 0o777])
-def test_b86_no_umask_hides_the_arena_or_opens_it(run_dir: str, umask: int) -> None:
+def test_b86_no_umask_hides_the_arena_or_opens_it(
+    run_dir: str, umask: int, serve: Callable[..., BrokerProcess], start_worker: Callable[..., subprocess.Popen[str]]
+) -> None:
     """Modes are set, not left to chance, on both sides."""
-    process = BrokerProcess(run_dir, become(0, umask))
-    worker = start_worker(run_dir, 0, umask)
-    move_a_tensor(run_dir)
+    process = serve(become(0, umask))
+    worker = start_worker(0, umask)
+    move_a_tensor(run_dir, "mine")
     assert {os.stat(path).st_mode & 0o777 for path in segments_of(process.process.pid)} == {0o600}
     worker.communicate("\n", timeout=HANG)
     assert worker.returncode == 0

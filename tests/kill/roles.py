@@ -183,6 +183,19 @@ def streaming_reader(
     _rest()
 
 
+def holding_reader(pipe: Pipe, endpoint: str, edge: list[str], rid: str) -> None:
+    """Takes one payload, holds it until the word, gives it back."""
+    node, source = _join(endpoint, edge[1], edge)
+    held = [source.take(rid, timeout=60.0)]
+    node.flush()
+    pipe.tell("holding")
+    pipe.hear()
+    held.clear()
+    node.flush()
+    pipe.tell("released")
+    node.close()
+
+
 # -- bystanders -----------------------------------------------------------------------------------
 
 
@@ -225,6 +238,7 @@ ROLES: dict[str, Callable[..., None]] = {
         batching_writer,
         stopped_reader,
         streaming_reader,
+        holding_reader,
         paced_writer,
         paced_reader,
     )

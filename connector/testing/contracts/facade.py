@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 #: Hang guard in seconds: nothing takes so long, nothing is timed by it.
-PATIENCE = 15.0
+PATIENCE = 60.0
 
 
 class EdgeFace(Protocol):
