@@ -28,17 +28,13 @@ patches = _load()
 NAMES: list[str] = patches.all_names()
 #: Each of these words begins the promise of at least one patch.
 PROMISES = (
-    "1 bits",
-    "2 order",
-    "2 once",
-    "2 attempts",
-    "3 failures travel",
-    "3 deadlines",
-    "4 no silent gap",
-    "5 lives",
+    """
+1 bits, 2 order, 2 once, 2 attempts, 3 failures travel, 3 deadlines, 4 no silent gap, 5 lives, 6 room, 7 death,
+8 no reuse by time, 9 clean, Readers, Liveness, 4a, 5 hot path, Rooms, Wire, 9 security
+""".replace("\n", " ")
+    .strip()
+    .split(", ")
 )
-PROMISES += ("6 room", "7 death", "8 no reuse by time", "9 clean", "Readers", "Liveness", "4a", "5 hot path")
-PROMISES += ("Rooms", "Wire", "9 security")
 
 
 def fault(name: str) -> str:

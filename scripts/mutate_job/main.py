@@ -33,28 +33,29 @@ def is_red(test: str, outcomes: dict[str, str]) -> bool:
     return any(word != "PASSED" for word in matching(test, outcomes))
 
 
-def try_patch(patch: Patch, place: Scratch, green: set[str]) -> list[Row]:
+def try_patch(patch: Patch, place: Scratch, unpatched: dict[str, str]) -> list[Row]:
     """One row a named test. The copy is as it was when this returns."""
     try:
         texts = changed(patch, place.root)
     except PatchError as error:
         return [Row(patch.promise, patch.name, test, f"does not apply: {error}") for test in patch.tests]
     before = {file: file.read_text() for file in texts}
-    known = [test for test in patch.tests if test in green]
+    known = [test for test in patch.tests if matching(test, unpatched) and not is_red(test, unpatched)]
     try:
         for file, text in texts.items():
             file.write_text(text)
-        outcomes, hung = place.run(known) if known else ({}, False)
+        outcomes, hung = run_mutant(known, place)
     finally:
         for file, text in before.items():
             file.write_text(text)
     rows = []
     for test in patch.tests:
-        if test not in green:
-            verdict = "test not found" if not has_test(test, place.root) else "red without the patch"
+        if test not in known:
+            reasons = [word for word in matching(test, unpatched) if word != "PASSED"]
+            verdict = f"red without the patch: {reasons[0]}" if reasons else "test not found"
         elif is_red(test, outcomes):
             verdict = "caught"
-        elif hung and not matching(test, outcomes):
+        elif test in hung:
             verdict = "caught (hang)"
         else:
             # Not run at all: the patch broke more than a promise, and proves nothing.
@@ -63,11 +64,20 @@ def try_patch(patch: Patch, place: Scratch, green: set[str]) -> list[Row]:
     return rows
 
 
-def unpatched(tests: Iterable[str], place: Scratch) -> set[str]:
-    """Those of the tests that are there and pass as the tree is."""
+def run_mutant(tests: list[str], place: Scratch) -> tuple[dict[str, str], set[str]]:
+    """Outcomes, and the tests that hang."""
+    outcomes, over = place.run(tests) if tests else ({}, False)
+    if not over or len(tests) == 1:
+        return outcomes, set(tests) if over else set()
+    # Which of them it was.
+    alone = {test: place.run([test]) for test in tests}
+    return {k: v for got, _ in alone.values() for k, v in got.items()}, {t for t, (_, late) in alone.items() if late}
+
+
+def run_unpatched(tests: Iterable[str], place: Scratch) -> dict[str, str]:
+    """Outcomes of the tests that are there, as the tree is."""
     wanted = [test for test in dict.fromkeys(tests) if has_test(test, place.root)]
-    outcomes, _ = place.run(wanted, BASELINE_LIMIT) if wanted else ({}, False)
-    return {test for test in wanted if matching(test, outcomes) and not is_red(test, outcomes)}
+    return place.run(wanted, BASELINE_LIMIT)[0] if wanted else {}
 
 
 def table(rows: list[Row]) -> str:
@@ -99,11 +109,12 @@ def main(arguments: list[str]) -> int:
     with scratch() as place:
         place.check()
         began = time.monotonic()
-        green = unpatched([test for patch in patches for test in patch.tests], place)
-        print(f"mutate: unpatched, {len(green)} tests pass ({time.monotonic() - began:.0f} s)", file=sys.stderr)
+        before = run_unpatched([test for patch in patches for test in patch.tests], place)
+        count = sum(word == "PASSED" for word in before.values())
+        print(f"mutate: unpatched, {count} of {len(before)} pass ({time.monotonic() - began:.0f} s)", file=sys.stderr)
         for patch in patches:
             began = time.monotonic()
-            rows += (found := try_patch(patch, place, green))
+            rows += (found := try_patch(patch, place, before))
             verdicts = ", ".join(dict.fromkeys(row.verdict for row in found))
             print(f"mutate: {patch.name}: {verdicts} ({time.monotonic() - began:.0f} s)", file=sys.stderr)
     print(table(rows))

@@ -54,7 +54,7 @@ class Scratch:
             raise SystemExit(f"mutate: not the copy's connector is imported: {told.stdout or told.stderr}")
 
     def run(self, tests: Iterable[str], limit: float = LIMIT) -> tuple[dict[str, str], bool]:
-        """(outcome by full test id, whether the time was over). Outcomes: PASSED, FAILED, ERROR."""
+        """(outcome by full test id, whether the time was over): PASSED, or FAILED or ERROR and the reason."""
         options = ["-p", "no:cacheprovider", "-q", "--tb=no", "--show-capture=no", "-rA"]
         code, out = self._call([sys.executable, "-m", "pytest", *options, *tests], limit)
         outcomes: dict[str, str] = {}
@@ -62,8 +62,9 @@ class Scratch:
             word, _, rest = line.partition(" ")
             if word in ("PASSED", "FAILED", "ERROR") and "::" in rest:
                 # A test may pass and then fail in its teardown: what is worse is told.
-                name = rest.split(" - ")[0]
-                outcomes[name] = word if outcomes.get(name, "PASSED") == "PASSED" else outcomes[name]
+                name, _, reason = rest.partition(" - ")
+                if outcomes.get(name, "PASSED") == "PASSED":
+                    outcomes[name] = f"{word} {reason[:100]}".rstrip()
         return outcomes, code is None
 
     def _call(self, command: list[str], limit: float) -> tuple[int | None, str]:
@@ -77,12 +78,21 @@ class Scratch:
         )  # fmt: skip
         try:
             out, _ = process.communicate(timeout=limit)
+            return process.returncode, out
         except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            out, _ = process.communicate()
-            return None, out
-        return process.returncode, out
+            return None, _killed(process)
+        except KeyboardInterrupt:
+            # It is in a session of its own: the terminal's Ctrl-C did not reach it.
+            _killed(process)
+            raise
+
+
+def _killed(process: subprocess.Popen[str]) -> str:
+    """Ends the whole group; what it had said."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    out, _ = process.communicate()
+    return out
 
 
 @contextlib.contextmanager

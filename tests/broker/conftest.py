@@ -20,6 +20,7 @@ import pytest
 import zmq
 
 import connector
+from connector.core.errors import from_code
 from connector.wire import codec
 from connector.wire import messages as msg
 
@@ -29,7 +30,7 @@ HANG = 60.0
 
 
 class Running:
-    """A broker process; `word` is what it said of its start: "ready", or an error."""
+    """A broker process; `word` is what it said of its start: "ready", "" if nothing, or an error as `Class: text`."""
 
     def __init__(self, run_dir: str, prelude: str = "", umask: int = 0o022, **settings: Any) -> None:
         self.run_dir = run_dir
@@ -47,7 +48,11 @@ class Running:
             )
         with open(read_fd, "rb", buffering=0) as ready:
             readable, _, _ = select.select([ready], [], [], HANG)
-            self.word = ready.read(65536).decode().strip() if readable else "nothing"
+            said = ready.read(65536).decode().strip() if readable else "nothing"
+        self.word = said
+        if said.startswith("["):
+            code, message, facts = json.loads(said)
+            self.word = f"{code}: {from_code(code, message, facts)}"
 
     @property
     def pid(self) -> int:

@@ -298,6 +298,7 @@ def test_b29_a_release_can_be_forced(host: connector.Node) -> None:
         host.remove(ticket.edge, "b29-stopped", force=True)
         os.kill(peer.pid, signal.SIGCONT)
         eventually(lambda: not list(host.payloads(rid="b29-stopped")))
+        host.abort("b29-stopped")
 
 
 def test_b30_tensors_outlive_the_client(host: connector.Node) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -32,6 +33,11 @@ class Town:
         self._threads: list[threading.Thread] = []
 
     def start_again(self) -> None:
+        """The next broker, once both nodes have noticed the end of the last: while they hold their session locks,
+        what it left is not swept."""
+        until = time.monotonic() + HANG
+        while session_locks(self.run_dir):
+            assert time.monotonic() < until, session_locks(self.run_dir)
         self.broker = BrokerProcess(self.run_dir)
 
     def waits(self, what: str, call: Callable[[], Any]) -> Future[Any]:

@@ -274,6 +274,7 @@ def test_sixty_kills_at_random_moments(scene: Scene) -> None:
         arguments = {"endpoint": scene.node.endpoint, "edge": _edge(rid), "rid": rid}
         reader = scene.host.start("streaming_reader", **arguments)
         writer = scene.host.start("streaming_writer", **arguments)
+        reader.expect("ready")
         victim, survivor = (writer, reader) if chance.random() < 0.5 else (reader, writer)
         for _ in range(chance.randrange(1, 30)):
             victim.hear()
@@ -282,7 +283,7 @@ def test_sixty_kills_at_random_moments(scene: Scene) -> None:
             _check_reader(survivor)
         else:
             _check_writer(scene, survivor, rid)
-        survivor.kill()
+        _kill(scene, survivor)
         scene.node.abort(rid)
         if turn % 10 == 9:
             scene.bystander.check()

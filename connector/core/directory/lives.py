@@ -86,6 +86,7 @@ def bind(session: Session, life: Life) -> None:
     if session.bound.get(life.rid) is not life:
         session.bound[life.rid] = life
         life.bound.add(session.id)
+        session.thrown_out.pop(life.rid, None)
     if session.past.get(life.rid) is life:
         del session.past[life.rid]
 
@@ -220,6 +221,7 @@ def began(state: State, event: Began) -> None:
     """The session starts a new life of the rid, whatever it did with it before."""
     session = state.session(event.session)
     tombs.clear(state, session, event.rid)
+    session.thrown_out.pop(event.rid, None)
     session.past.pop(event.rid, None)
     for life in list(state.lives.get(event.rid, ())):
         _finish_life(state, session, life)
@@ -236,6 +238,11 @@ def finished(state: State, event: Finished) -> None:
     tombs.clear(state, session, rid)
     lives = state.lives.get(rid, ())
     life = session.past.pop(rid, None) or session.bound.get(rid)
+    thrown_out = rid in session.thrown_out
+    session.thrown_out.pop(rid, None)
+    if life is None and thrown_out:
+        # It means the aborted life that it was in; a newer one that others opened is not its business yet.
+        return
     if life is None:
         life = next((life for life in lives if session.id not in life.finished_by), None)
     if life is None:
@@ -277,6 +284,7 @@ def aborted(state: State, event: Aborted) -> None:
         life.streams.clear()
         for number in sorted(life.bound):
             if number in state.sessions:
+                tombs.throw_out(state, state.sessions[number], event.rid)
                 unbind(state, state.sessions[number], event.rid)
     error = RequestAborted("the request was aborted", rid=event.rid, reason=event.reason)
     for edge in state.edges.values():

@@ -35,6 +35,13 @@ def clear(state: State, session: Session, rid: str) -> None:
         session.cleared[rid] = tomb.number
 
 
+def throw_out(state: State, session: Session, rid: str) -> None:
+    """The life that the session was in is aborted: its next finish means that one. The oldest are forgotten."""
+    session.thrown_out[rid] = None
+    while len(session.thrown_out) > state.settings.max_past:
+        session.thrown_out.popitem(last=False)
+
+
 def remember_end(state: State, rid: str) -> None:
     """A life ended by itself. An abort that is remembered stays: puts may still come late."""
     state.number += 1
@@ -50,7 +57,8 @@ def remember_abort(state: State, rid: str, reason: str) -> Tombstone:
     state.number += 1
     tomb = Tombstone(state.number, True, reason)
     for session in state.sessions.values():
-        session.past.pop(rid, None)
+        if session.past.pop(rid, None) is not None:
+            throw_out(state, session, rid)
         _queue_notice(state, session, Notice(tomb.number, rid, reason, state.life_number))
     _remember(state, rid, tomb)
     return tomb

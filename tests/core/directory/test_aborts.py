@@ -241,3 +241,17 @@ def test_a_life_that_ends_does_not_bury_the_abort_before_it(rig: Any) -> None:
     assert rig.is_empty()
     rig.put(late, "a")
     assert kinds(rig.put_failures(late)) == [RequestAborted]
+
+
+def test_a_finish_that_follows_an_abort_leaves_the_next_life(rig: Any) -> None:
+    """1. the reader has a part; 2. the rid is aborted; 3. the writer opens a new life; 4. the reader's finish, which
+    means the aborted one, arrives."""
+    writer, reader = rig.join(), rig.reader()
+    rig.put(writer, "a", 0)
+    rig.read(reader)
+    rig.abort(reader, "a")
+    rig.hear(writer)
+    rig.begin(writer, "a")
+    rig.finish(reader, "a")
+    rig.put(writer, "a", 0, last=True, tag="new")
+    assert tags(rig.read(reader)) == ["new"]
