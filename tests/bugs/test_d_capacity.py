@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -194,16 +195,16 @@ def test_b44_an_awaited_put_that_fails_raises_too(node: Node) -> None:
 def test_b44_what_the_broker_refuses_later_reaches_writer_and_reader(node: Node) -> None:
     """The ticket, the flush and the waiting reader all get the cause."""
     edge = node.edge("b44late", "c")
-    edge.put("r", _bytes(8), last=False)
-    ticket = edge.put("r", _bytes(8), last=True, readers=2)
+    edge.put("late", _bytes(8), last=False)
+    ticket = edge.put("late", _bytes(8), last=True, readers=2)
     with pytest.raises(errors.ReadersMismatch) as told:
         node.flush()
     assert isinstance(ticket.error, errors.ReadersMismatch)
-    assert edge.take("r").index == 0
+    assert edge.take("late").index == 0
     with pytest.raises(errors.ReadersMismatch) as read:
-        edge.take("r", timeout=HANG)
-    assert read.value.facts["rid"] == told.value.facts["rid"] == "r"
-    node.abort("r")
+        edge.take("late", timeout=HANG)
+    assert read.value.facts["rid"] == told.value.facts["rid"] == "late"
+    node.abort("late")
 
 
 def test_b45_a_slow_consumer_slows_its_producer_and_never_overfills(node: Node) -> None:
@@ -242,15 +243,14 @@ def test_b46_puts_whose_working_set_fits_go_through(node: Node) -> None:
         for turn in range(8):
             edges[number].put(f"{number}/{turn}", _bytes(MIB - 4096, number), timeout=2 * HANG)
 
-    threads = [threading.Thread(target=produce, args=(number,)) for number in range(5)]
-    for thread in threads:
-        thread.start()
-    for turn in range(8):
-        for number in range(5):
-            with edges[number].take(f"{number}/{turn}", timeout=HANG) as payload:
+    def consume(number: int) -> None:
+        for turn in range(8):
+            with edges[number].take(f"{number}/{turn}", timeout=2 * HANG) as payload:
                 assert int(payload["x"][0]) == number
-    for thread in threads:
-        thread.join(HANG)
+
+    with ThreadPoolExecutor(10) as pool:
+        for done in [pool.submit(work, number) for number in range(5) for work in (produce, consume)]:
+            done.result(4 * HANG)
 
 
 def test_b46_a_retry_is_idempotent_and_what_never_fits_is_refused_at_once(node: Node) -> None:

@@ -89,13 +89,13 @@ def test_b64_nothing_instead_of_a_chunk_is_refused_at_once(node: Node) -> None:
 
 def test_b64_an_abort_ends_the_wait(node: Node, other: Node) -> None:
     """A writer that fails aborts: whoever waits is told why, at once."""
-    node.edge("b64abort", "c").put("r", _int(0), last=False)
+    node.edge("b64abort", "c").put("aborted", _int(0), last=False)
     source = other.edge("b64abort", "c")
-    source.take("r", timeout=HANG).release()
+    source.take("aborted", timeout=HANG).release()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(source.take, "r", timeout=HANG)
+        waiting = pool.submit(source.take, "aborted", timeout=HANG)
         eventually(lambda: _waiting(node, "waiting_takes"), 1, node)
-        node.abort("r", reason="the model raised")
+        node.abort("aborted", reason="the model raised")
         error = waiting.exception(HANG)
     assert isinstance(error, errors.RequestAborted)
     assert error.facts["reason"] == "the model raised"

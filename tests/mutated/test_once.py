@@ -16,7 +16,7 @@ import connector
 from connector.client import reading
 from connector.client.inbox import Arrived, Channel
 from connector.core.directory.effects import Descriptor
-from connector.core.errors import AlreadyPut
+from connector.core.errors import AlreadyPut, ReadersMismatch
 from connector.core.names import Edge, Handle
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,6 +70,20 @@ def test_flush_raises_a_refusal_that_nobody_was_told_of_once() -> None:
         with pytest.raises(AlreadyPut):
             node.flush()
         node.flush()
+        node.abort("r")
+
+
+def test_each_put_on_a_poisoned_stream_raises_its_cause() -> None:
+    """Not the next one alone: nothing behind the hole is ever said to be put."""
+    with connector.connect(stage="a", embedded=True, pool="2MiB") as node:
+        edge = node.edge("a", "b")
+        edge.put("r", {"x": torch.zeros(1)}, last=False)
+        edge.put("r", {"x": torch.zeros(1)}, last=False, readers=2)
+        # Its answer comes behind the refusal.
+        node.status()
+        for _ in range(3):
+            with pytest.raises(ReadersMismatch):
+                edge.put("r", {"x": torch.zeros(1)}, last=False)
         node.abort("r")
 
 
