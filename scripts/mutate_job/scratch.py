@@ -41,7 +41,7 @@ class Scratch:
         # Of pytest's plugins setup.cfg wants this one; each of the others costs every start.
         plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_timeout"}
         return {
-            **os.environ, **plugins, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1", "NO_COLOR": "1"
+            **os.environ, **plugins, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1", "NO_COLOR": "1", "COLUMNS": "400"
         }  # fmt: skip
 
     def check(self) -> None:
