@@ -23,7 +23,7 @@ def seals(arena: Arena, session: Session, now: float) -> list[Sealed]:
     found: list[Sealed] = []
     for block in sorted(session.reserved.values(), key=lambda block: block.handle.generation):
         offset, generation = block.handle
-        if True:
+        if not blocks.is_ready(arena, offset, generation):
             continue
         try:
             header = blocks.read_header(arena, offset, block.length, generation)
