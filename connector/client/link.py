@@ -29,6 +29,8 @@ log = logging.getLogger("connector.client")
 
 #: Seconds between two tries to reach a broker.
 RETRY_FIRST, RETRY_MOST = 0.05, 0.5
+#: Milliseconds without a message after which a broker that ended has said all.
+LAST_WORDS = 100
 #: Longest sleep of the thread.
 LONGEST = 5.0
 #: Messages and manifest bytes of one frame.
@@ -119,7 +121,13 @@ class Link:
             elif self._dealer is not None and key is self._dealer:
                 self._receive()
             elif self._lifeline is not None and self._lifeline.ended():
+                self._hear_last_words()
                 self._lost("its process has ended")
+
+    def _hear_last_words(self) -> None:
+        """What a stopping broker said before its end: ZeroMQ's thread may still be bringing it."""
+        while self._dealer is not None and self._dealer.poll(LAST_WORDS):
+            self._receive()
 
     def _patience(self) -> int:
         now = time.monotonic()

@@ -40,9 +40,9 @@ class Scratch:
         """The copy's packages come first. Mutants leave no bytecode."""
         # Of pytest's plugins setup.cfg wants this one; each of the others costs every start.
         plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_timeout"}
-        return {
-            **os.environ, **plugins, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1", "NO_COLOR": "1", "COLUMNS": "400"
-        }  # fmt: skip
+        # Wide, so that a failure's reason is not cut off.
+        shown = {"NO_COLOR": "1", "COLUMNS": "400", "PYTHONDONTWRITEBYTECODE": "1"}
+        return {**os.environ, **plugins, **shown, "PYTHONPATH": str(self.root)}
 
     def check(self) -> None:
         """SystemExit if another copy of the product would be imported."""

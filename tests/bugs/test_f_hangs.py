@@ -378,7 +378,8 @@ def test_b74_a_lost_numbered_message_is_said_again(
 
 def test_b74_a_lost_grant_fails_one_put_and_no_other(monkeypatch: pytest.MonkeyPatch, own: Node) -> None:
     """The put that waited for the lost answer ends at its deadline, typed; the next one works."""
-    session, lost = own._link.session, []
+    session = own._link.session
+    lost: list[msg.Message] = []
     receive = session.receive
 
     def lossy_receive(envelope: codec.Envelope) -> None:
@@ -389,7 +390,7 @@ def test_b74_a_lost_grant_fails_one_put_and_no_other(monkeypatch: pytest.MonkeyP
                 lost.append(message)
             else:
                 kept.append(message)
-        receive(envelope._replace(messages=tuple(kept)))
+        receive(envelope._replace(messages=kept))
 
     monkeypatch.setattr(session, "receive", lossy_receive)
     edge = own.edge("b74grant", "c")
@@ -403,7 +404,8 @@ def test_b74_a_lost_grant_fails_one_put_and_no_other(monkeypatch: pytest.MonkeyP
 
 def test_b74_a_lost_acknowledgement_is_made_good_by_the_next(monkeypatch: pytest.MonkeyPatch, own: Node) -> None:
     """Acknowledgements are cumulative: a ticket whose own was lost is stored by the following one."""
-    session, lost = own._link.session, []
+    session = own._link.session
+    lost: list[int] = []
     receive: Callable[[codec.Envelope], None] = session.receive
 
     def lossy_receive(envelope: codec.Envelope) -> None:

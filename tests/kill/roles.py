@@ -70,9 +70,9 @@ def _stop_at(pipe: Pipe, stage: str) -> None:
         stop()
 
     if stage in ("reserved", "copying"):
-        tensors.copy_in = stopping_copy
+        vars(tensors)["copy_in"] = stopping_copy
     else:
-        blocks.seal = stopping_seal
+        vars(blocks)["seal"] = stopping_seal
 
 
 def stopped_writer(
