@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -187,13 +188,12 @@ def test_b94_a_listing_during_churn_shows_no_impossible_number(node: connector.N
 
 
 def test_b94_an_owner_that_is_gone_is_shown_as_gone(node: connector.Node) -> None:
-    """Not as another one, and not as nobody."""
+    """Not as another one, and not as nobody: with its stage and pid."""
     with connector.connect(stage="writer", endpoint=node.endpoint, timeout=60) as writer:
         writer.edge("w", "r").put("left", {"x": torch.zeros(3)})
         writer.flush(60)
-        number = writer.id
     (row,) = node.payloads(rid="left")
-    assert row["writer"] == f"session {number} (gone)"
+    assert row["writer"] == f"writer (pid {os.getpid()}), gone"
     node.abort("left")
 
 

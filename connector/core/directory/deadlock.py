@@ -89,4 +89,4 @@ def _is_stuck(state: State, block: Block, putters: set[int], stuck_readers: set[
 def _name(state: State, waiter: RoomWaiter) -> str:
     session = state.sessions[waiter.session]
     rid = waiter.rids[0] if waiter.rids else "?"
-    return f"{rid} on {waiter.edge} by {session.stage} (pid {session.pid}), {waiter.size} B"
+    return f"{rid} on {waiter.edge} by {session.label}, {waiter.size} B"

@@ -87,7 +87,7 @@ def row(state: State, chunk: Chunk) -> PayloadRow:
         payload_state(chunk),
         chunk.nbytes,
         round(state.now - chunk.sealed_at, 3),
-        who(state, chunk.message[0]),
+        chunk.writer if chunk.message[0] in state.sessions else f"{chunk.writer}, gone",
         [f"{reader}: {who(state, holder)}" for reader, holder in enumerate(chunk.holders) if holder],
         stream.readers,
         chunk.manifest,
@@ -99,7 +99,7 @@ def row(state: State, chunk: Chunk) -> PayloadRow:
 def who(state: State, session_id: int) -> str:
     """A session in words; one that is gone by its number."""
     session = state.sessions.get(session_id)
-    return f"{session.stage} (pid {session.pid})" if session else f"session {session_id} (gone)"
+    return session.label if session else f"session {session_id} (gone)"
 
 
 def find(state: State, edge: Edge, rid: str, index: int | None) -> Chunk | None:

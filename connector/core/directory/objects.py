@@ -87,6 +87,8 @@ class Chunk:
     member: int
     manifest: bytes
     nbytes: int
+    #: The writing session's label: it is shown when the session is long gone.
+    writer: str
     sealed_at: float
     shares: list[ShareState]
     #: Session that holds share i, 0 while none does.
@@ -296,3 +298,8 @@ class Session:
     taking: dict[tuple[Edge, int, str], list[int]] = field(default_factory=dict)
     rooms: dict[int, RoomWaiter] = field(default_factory=dict)
     late_puts: int = 0
+    #: How people are told of it.
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        self.label = f"{self.stage} (pid {self.pid})"

@@ -192,6 +192,7 @@ def _store(
         member=place,
         manifest=member.manifest,
         nbytes=member.nbytes,
+        writer=state.sessions[message[0]].label,
         sealed_at=state.now,
         shares=[ShareState.RELEASED if share.closed else ShareState.PENDING for share in stream.shares],
         holders=[0] * member.readers,

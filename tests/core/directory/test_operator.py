@@ -186,7 +186,7 @@ def test_a_row_says_who_wrote_and_who_holds(rig: Any) -> None:
     assert (row.writer, row.holders) == (f"thinker (pid {1000 + writer})", [f"1: talker (pid {1000 + reader})"])
     assert (row.age, row.attempt, row.nbytes, row.readers, row.length) == (2.5, 3, 5, 2, 64)
     rig.die(writer)
-    assert all_rows(rig)[0].writer == f"session {writer} (gone)"
+    assert all_rows(rig)[0].writer == f"thinker (pid {1000 + writer}), gone"
 
 
 def test_totals_agree_with_the_rows(rig: Any) -> None:
