@@ -149,7 +149,8 @@ class BrokerConfig(BaseModel):
         default=256,
         ge=1,
         le=1 << 20,
-        description="Descriptors that a session may have been sent and not yet taken; more wait in the broker.",
+        description="Descriptors of one edge that a reader may have been sent and not yet taken; more wait in the "
+        "broker.",
     )
     ahead_session: Size | None = Field(
         default=None,

@@ -70,8 +70,8 @@ def _check_session(state: State, session: Session) -> None:
     _check(sum(b.length for b in session.reserved.values()) == session.reserved_bytes, "reserved bytes", **facts)
     _check(sum(t.chunk.nbytes for t in session.told.values()) == session.held_bytes, "held bytes", **facts)
     untaken = [told for hold, told in session.told.items() if told.chunk.shares[hold.reader] is ShareState.DELIVERED]
-    _check(sum(not told.claimed for told in untaken) == session.pushed, "pushed credits", **facts)
-    _check(session.pushed <= state.settings.window, "the window holds", **facts)
+    _check(sum(not told.claimed for told in untaken) == sum(session.pushed.values()), "pushed credits", **facts)
+    _check(all(n <= state.settings.window for n in session.pushed.values()), "the windows hold", **facts)
     _check(sum(told.claimed for told in untaken) == sum(session.claimed.values()), "claimed credits", **facts)
     _check(all(n <= state.settings.claim_window for n in session.claimed.values()), "claim windows hold", **facts)
     for rid, life in session.bound.items():

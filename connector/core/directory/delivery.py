@@ -1,13 +1,14 @@
 """Who is told of what, and when: in order, each index once, within the session's credits.
 
 A reader's stream at the front of its rid (oldest life first) is looked at when something touched
-it. Pushes share the session's `window`; a claimed rid has a window of its own, so that a caller
+it. Pushes of an edge share its `window`; a claimed rid has a window of its own, so that a caller
 who waits for one rid is never kept back by payloads that nobody takes.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import TypeVar
 
 from connector.core.directory import lives, releasing
 from connector.core.directory.effects import Deliver, Descriptor, Ended, StreamFailed
@@ -27,6 +28,7 @@ from connector.core.directory.transitions import ShareState, next_share
 from connector.core.errors import ReadersMismatch
 from connector.core.names import Edge
 
+Key = TypeVar("Key")
 #: Chunks of one rid in a row before the next rid gets its turn.
 TURN = 8
 
@@ -107,7 +109,8 @@ def _pump_reader(state: State, edge: EdgeState, reader: int) -> None:
         rid, _ = subscription.wanted.popitem(last=False)
         _send_rid(state, session, edge, reader, rid, True, batch, state.settings.claim_window)
     turns: OrderedDict[str, None] = subscription.ready
-    while turns and session.pushed < state.settings.window:
+    place = (edge.edge, reader)
+    while turns and session.pushed.get(place, 0) < state.settings.window:
         rid, _ = turns.popitem(last=False)
         if _send_rid(state, session, edge, reader, rid, False, batch, TURN):
             turns[rid] = None
@@ -139,7 +142,7 @@ def _send_rid(
         key = (edge.edge, reader, rid)
         if claimed_ and session.claimed.get(key, 0) >= state.settings.claim_window:
             return False
-        if not claimed_ and session.pushed >= state.settings.window:
+        if not claimed_ and session.pushed.get((edge.edge, reader), 0) >= state.settings.window:
             return True
         chunk = _next_chunk(stream, reader)
         if chunk is None:
@@ -227,7 +230,8 @@ def _deliver(state: State, session: Session, chunk: Chunk, reader: int, claimed_
         key = (stream.edge, reader, stream.rid)
         session.claimed[key] = session.claimed.get(key, 0) + 1
     else:
-        session.pushed += 1
+        place = (stream.edge, reader)
+        session.pushed[place] = session.pushed.get(place, 0) + 1
     lives.bind(session, stream.life)
     if not flags & Flags.END_ONLY:
         answer_takes(session, stream.edge, reader, stream.rid, 1)
@@ -253,17 +257,17 @@ def return_credit(state: State, session: Session, told: Told, reader: int) -> No
     stream = told.chunk.stream
     edge = state.edge(stream.edge)
     if not told.claimed:
-        session.pushed -= 1
-        for edge_, reader_ in session.subscriptions:
-            state.touched[(edge_, reader_)] = None
+        _one_less(session.pushed, (stream.edge, reader))
+        state.touched[(stream.edge, reader)] = None
         return
-    key = (stream.edge, reader, stream.rid)
-    left = session.claimed.get(key, 0) - 1
-    if left > 0:
-        session.claimed[key] = left
-    else:
-        session.claimed.pop(key, None)
+    _one_less(session.claimed, (stream.edge, reader, stream.rid))
     touch_rid(state, edge, reader, stream.rid)
+
+
+def _one_less(counts: dict[Key, int], key: Key) -> None:
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
 
 
 def _tell_end(state: State, session: Session, stream: Stream, reader: int) -> None:

@@ -289,8 +289,9 @@ class Session:
     inspecting: dict[Hold, Block] = field(default_factory=dict)
     #: Tensor bytes of what is in `told`.
     held_bytes: int = 0
-    #: Pushed and not yet taken: at most `window`.
-    pushed: int = 0
+    #: Pushed and not yet taken, by (edge, reader): at most `window`, so that what is left lying on one edge
+    #: keeps nothing back on another.
+    pushed: dict[tuple[Edge, int], int] = field(default_factory=dict)
     #: Claimed and not yet taken, by (edge, reader, rid): at most `claim_window`.
     claimed: dict[tuple[Edge, int, str], int] = field(default_factory=dict)
     takes: dict[int, TakeWaiter] = field(default_factory=dict)

@@ -248,6 +248,15 @@ def test_a_claim_uses_no_credit_of_pushes(make_rig: Any) -> None:
     assert [d.rid for d in rig.arrived(reader)] == ["a", "a", "a", "b"]
 
 
+def test_what_lies_untaken_on_one_edge_keeps_nothing_back_on_another(make_rig: Any) -> None:
+    rig = make_rig(window=1)
+    writer, reader = rig.join(), rig.reader()
+    assert rig.subscribe(reader, edge=rig.third) is None
+    rig.put_all(writer, "a", 3)
+    rig.put_all(writer, "b", 3, edge=rig.third)
+    assert [(d.rid, d.index) for d in rig.arrived(reader)] == [("a", 0), ("b", 0)]
+
+
 def test_a_release_without_a_take_returns_the_credit(make_rig: Any) -> None:
     rig = make_rig(window=1)
     writer, reader = rig.join(), rig.reader()
