@@ -39,6 +39,9 @@ def _look() -> Held:
 
 
 def _segments() -> Iterator[str]:
+    if os.environ.get("TESTS_BESIDE_OTHERS") == "1":
+        # The rooms without I/O, run beside the others: what is there is theirs.
+        return iter(())
     return (entry.name for entry in os.scandir(SHM) if entry.name.startswith("tc-"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from connector.client.inbox import Arrived, Channel
 from connector.client.link import Link
 from connector.client.session import Session
-from connector.client.verbs import Verb, run
+from connector.client.verbs import SLICE, Verb, run
 from connector.core import names
 from connector.core.errors import BrokerLost, ConnectorError, ForkedClient, Gone, ReadersMismatch
 from connector.core.names import Edge as EdgeName
@@ -297,7 +298,10 @@ def open_link(
     names.check_text(stage, "stage", names.MAX_STAGE_BYTES)
     link = Link(stage, run_dir, source, readonly, ended)
     link.thread.start()
-    link.ready.wait(timeout)
+    until = time.monotonic() + timeout
+    # In slices: a Ctrl-C that comes just before a wait begins does not interrupt it.
+    while not link.ready.wait(min(SLICE, max(until - time.monotonic(), 0.0))) and time.monotonic() < until:
+        continue
     if link.session.up:
         return link
     link.close(0.0)

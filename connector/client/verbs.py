@@ -12,6 +12,8 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+#: Seconds after which a waiting thread looks up.
+SLICE = 0.5
 #: A verb on its way: yields futures, gets their results sent in, returns T.
 Verb = Generator["Future[Any]", Any, T]
 
@@ -22,6 +24,7 @@ def run(verb: Verb[T]) -> T:
         future = next(verb)
         while True:
             try:
+                _wait(future)
                 value = future.result()
             except BaseException as error:
                 future = verb.throw(error)
@@ -30,6 +33,16 @@ def run(verb: Verb[T]) -> T:
     except StopIteration as stop:
         result: T = stop.value
         return result
+
+
+def _wait(future: Future[Any]) -> None:
+    """Wait in slices: a Ctrl-C that comes just before the wait begins does not interrupt it."""
+    while not future.done():
+        try:
+            # Returns the verb's own error, if it has one; what it raises is only its own time-out.
+            future.exception(timeout=SLICE)
+        except TimeoutError:
+            continue
 
 
 async def arun(verb: Verb[T]) -> T:

@@ -221,7 +221,7 @@ def segments_of(pid: int) -> list[str]:
     return sorted({line.split()[-1] for line in lines if "/dev/shm/tc-" in line})
 
 
-@pytest.mark.parametrize("umask", [0o022, 0o777])
+@pytest.mark.parametrize("umask", [pytest.param(0o022, marks=pytest.mark.long), 0o777])
 def test_b85_what_a_killed_worker_of_another_user_left_is_removed(
     run_dir: str, umask: int, serve: Callable[..., BrokerProcess], start_worker: Callable[..., subprocess.Popen[str]]
 ) -> None:
@@ -278,7 +278,7 @@ def test_b86_a_client_that_may_not_enter_says_so(run_dir: str, serve: Callable[.
     assert process.end() == 0
 
 
-@pytest.mark.parametrize("umask", [0o077, 0o002, 0o777])
+@pytest.mark.parametrize("umask", [0o077, pytest.param(0o002, marks=pytest.mark.long), 0o777])
 def test_b86_no_umask_hides_the_arena_or_opens_it(
     run_dir: str, umask: int, serve: Callable[..., BrokerProcess], start_worker: Callable[..., subprocess.Popen[str]]
 ) -> None:

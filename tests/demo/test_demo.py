@@ -16,7 +16,12 @@ EDGES = {
     "hibari": ["text:acoustic", "acoustic:vocoder", "vocoder:main"],
     "qwen3-omni-tiny": ["thinker:talker", "talker:code2wav", "code2wav:main"],
 }
-EVERY_EDGE = [(model, edge) for model, edges in EDGES.items() for edge in edges]
+#: One edge of each model always; the others take minutes together.
+EVERY_EDGE = [
+    pytest.param(model, edge, marks=() if place == 1 else pytest.mark.long)
+    for model, edges in EDGES.items()
+    for place, edge in enumerate(edges)
+]
 
 
 def _is_alive(pid: int) -> bool:
@@ -126,7 +131,11 @@ def test_interrupt_ends_every_process(started_demo):
 
 @pytest.mark.parametrize(
     ("stage", "moment"),
-    [("text", "stage vocoder starts"), ("acoustic", "of speech"), ("vocoder", "of speech")],
+    [
+        ("text", "stage vocoder starts"),
+        pytest.param("acoustic", "of speech", marks=pytest.mark.long),
+        ("vocoder", "of speech"),
+    ],
 )
 def test_killed_stage_ends_the_demo_with_its_name(started_demo, stage, moment):
     """Killed while it loads, or with most of 64 requests still to do."""

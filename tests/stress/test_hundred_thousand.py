@@ -67,9 +67,9 @@ def _nothing_is_left(host: connector.Node, payloads: int) -> None:
     assert len(counters["edges"]) == PRODUCERS
 
 
-def test_five_thousand_payloads() -> None:
+def test_twenty_five_hundred_payloads() -> None:
     """The short form of the one below."""
-    hand_over(5_000)
+    hand_over(2_500)
 
 
 @pytest.mark.long

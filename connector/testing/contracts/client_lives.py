@@ -235,6 +235,8 @@ class LifeContract:
         into = bench.edge(gone)
         for i in range(3):
             out.put(bench.rid, number(i), last=i == 2)
+        # All of it is there before the reader comes, so that all of it is sent to it at once.
+        bench.writer.flush()
         assert into.wait(PATIENCE)
         gone.close()
         found = list(bench.edge(bench.reader).stream(bench.rid, timeout=PATIENCE))
