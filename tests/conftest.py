@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import select
+import signal
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -19,6 +20,10 @@ SHM = Path("/dev/shm")
 PATIENCE = 5.0
 #: Processes of multiprocessing that live as long as the process which first needed them.
 LASTING = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background of a script: children would inherit it, and no Ctrl-C would reach them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _failed = pytest.StashKey[bool]()
 _passed = pytest.StashKey[set[str]]()
