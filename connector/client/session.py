@@ -113,7 +113,9 @@ class Session:
         return BrokerLost(f"the broker is away: {why}", path=self.tried, request=kind, waited=waited)
 
     def give_back(self, blocks: Iterable[ReservedBlock]) -> None:
-        """Reserved blocks that will not be written. The lock must be held."""
+        """Reserved blocks that will not be written. The lock must be held. A good-bye gives all of them back itself."""
+        if self.closed:
+            return
         handles = tuple(block.handle for block in blocks if block.arena is self.arena)
         if handles:
             self.post(msg.Return(0, handles))
