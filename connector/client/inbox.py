@@ -43,7 +43,7 @@ class FailMark(NamedTuple):
 
     def raised(self) -> ConnectorError:
         """The error anew: the one that is kept here must not keep its callers' frames, and their views, alive."""
-        return type(self.error)(self.error.message, **self.error.facts)
+        return self.error.anew()
 
 
 class Taken(NamedTuple):

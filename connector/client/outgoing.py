@@ -59,7 +59,7 @@ class Ticket:
         """The outcome; raises the error, or NotYet while the broker has not answered."""
         if self.error is not None:
             self.raised = True
-            raise _again(self.error)
+            raise self.error.anew()
         if self.outcome is None:
             raise NotYet("the broker has not answered yet", rid=self.rid, edge=str(self.edge), index=self.index)
         return self.outcome
@@ -134,13 +134,13 @@ class Outgoing:
             return
         if stream.error is not None:
             stream.refused = None
-            raise _again(stream.error)
+            raise stream.error.anew()
         while stream.refused:
             ticket = stream.refused.pop(0)
             if not ticket.raised:
                 assert ticket.error is not None
                 ticket.raised = True
-                raise _again(ticket.error)
+                raise ticket.error.anew()
 
     def admit(self, edge: Edge, rid: str, index: int | None, attempt: int, seen: int) -> int:
         """The index of a put that is about to be sealed; AlreadyPut or StreamEnded if this session knows better."""
@@ -271,7 +271,7 @@ class Outgoing:
                 ticket = tickets.pop(0)
                 if not ticket.raised and ticket.error is not None:
                     ticket.raised = True
-                    return _again(ticket.error)
+                    return ticket.error.anew()
         self._strays.clear()
         return None
 
@@ -305,8 +305,3 @@ class Outgoing:
             stream.error = stream.error or error
         self._tell_flushes(error)
         return again
-
-
-def _again(error: ConnectorError) -> ConnectorError:
-    """The same error to raise: one that is kept must not keep its callers' frames, and their views, alive."""
-    return type(error)(error.message, **error.facts)

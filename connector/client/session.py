@@ -76,7 +76,7 @@ class Session:
         if self.closed:
             raise ClientClosed("the node was closed", stage=self.stage)
         if self.orphaned is not None:
-            raise type(self.orphaned)(self.orphaned.message, **self.orphaned.facts)
+            raise self.orphaned.anew()
 
     def post(self, message: msg.Message, tickets: list[Ticket] | None = None) -> None:
         """Queue a message; the lock must be held. The caller wakes the link."""
@@ -269,7 +269,7 @@ class Session:
         """The node is closed: nobody waits on."""
         with self.lock:
             for request in self.requests:
-                self.requests.fail(request.number, type(error)(error.message, **error.facts))
+                self.requests.fail(request.number, error.anew())
             for message, tickets in self.outbound:
                 if isinstance(message, msg.Seal):
                     for ticket in tickets:

@@ -38,6 +38,10 @@ class ConnectorError(Exception):
         told = " ".join(f"{k}={v!r}" if isinstance(v, str) else f"{k}={v}" for k, v in self.facts.items())
         return f"{self.message} [{told}]"
 
+    def anew(self, **more: Any) -> ConnectorError:
+        """The same error as a fresh object, with further facts: one that is kept must not collect tracebacks."""
+        return type(self)(self.message, **{**self.facts, **more})
+
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, self.facts))
 

@@ -14,12 +14,6 @@ from connector.core.directory.state import State
 from connector.core.errors import ConnectorError, RequestAborted, StreamGap
 from connector.core.names import Edge
 
-
-def copy_of(error: ConnectorError) -> ConnectorError:
-    """The same refusal anew: one exception object must not collect the tracebacks of many puts."""
-    return type(error)(error.message, **error.facts)
-
-
 # -- who is in it ---------------------------------------------------------------------------------
 
 

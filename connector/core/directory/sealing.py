@@ -106,7 +106,7 @@ def _refuse_behind(edge: EdgeState, life: Life, member: Member) -> None:
 def _admit(stream: Stream, member: Member, message: tuple[int, int, int]) -> str:
     """'new', 'replaced' or 'ignored'; raises the refusal. Changes nothing."""
     if stream.failure is not None:
-        raise lives.copy_of(stream.failure)
+        raise stream.failure.anew()
     facts = {"rid": stream.rid, "edge": str(stream.edge), "index": member.index}
     if stream.readers and member.readers != stream.readers:
         raise ReadersMismatch(
