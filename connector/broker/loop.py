@@ -121,7 +121,7 @@ class Broker:
             for token, how in self.lifelines.poll():
                 self.service.died(token, how)
             self.service.tick()
-            self.outbox.flush(self.service.acks())
+            self.outbox.flush(self.service.ack_of)
         except Exception:
             # The loop's door: a bug must not take the node down, and must not be quiet.
             log.exception("the broker's loop met a bug and goes on")
@@ -145,8 +145,8 @@ class Broker:
         else:
             self.outbox.put(token, message)
 
-    def _forget(self, token: bytes) -> None:
-        self.outbox.flush(self.service.acks(), [token])
+    def _forget(self, token: bytes, applied: int) -> None:
+        self.outbox.flush(lambda _: applied, [token])
         self.outbox.forget(token)
         self.lifelines.forget(token)
 
@@ -172,7 +172,7 @@ class Broker:
             return
 
     def _close(self) -> None:
-        log.info("stopping", extra={"facts": {"sessions": len(self.service.acks())}})
+        log.info("stopping", extra={"facts": {"sessions": self.service.statistics()["sessions"]}})
         self.service.stop()
         self._flush_for(self.config.stop_grace)
         self._router.close(linger=int(self.config.stop_grace * 1000))
@@ -188,7 +188,7 @@ class Broker:
     def _flush_for(self, seconds: float) -> None:
         """Give full pipes that long to drain; a stopped reader does not keep the broker."""
         until = time.monotonic() + seconds
-        self.outbox.flush(self.service.acks())
+        self.outbox.flush(self.service.ack_of)
         while self.outbox.blocked and time.monotonic() < until:
             self._router.poll(int(RETRY * 1000), zmq.POLLOUT)
-            self.outbox.flush(self.service.acks())
+            self.outbox.flush(self.service.ack_of)

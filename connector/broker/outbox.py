@@ -7,7 +7,7 @@ only answers to its own requests could pile up, and those are cut at a limit and
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import zmq
 
@@ -44,11 +44,11 @@ class Outbox:
         """An envelope is due although it may hold no message: its counter acknowledges."""
         self._waiting.setdefault(token, [])
 
-    def flush(self, acks: dict[bytes, int], tokens: Iterable[bytes] | None = None) -> None:
-        """Send what is waiting. `acks`: numbered messages applied, by token."""
+    def flush(self, ack_of: Callable[[bytes], int], tokens: Iterable[bytes] | None = None) -> None:
+        """Send what is waiting. `ack_of(token)`: its numbered messages that were applied."""
         for token in list(self._waiting if tokens is None else tokens):
             queue = self._waiting.get(token)
-            if queue is not None and self._send(token, queue, acks.get(token, 0)):
+            if queue is not None and self._send(token, queue, ack_of(token)):
                 del self._waiting[token]
 
     def _send(self, token: bytes, queue: list[msg.Message], ack: int) -> bool:

@@ -45,14 +45,17 @@ def settings_of(config: BrokerConfig, store: Store) -> Settings:
 
 
 class Service:
-    """One broker's mind. `send(token, message)` queues; `gone(token)` forgets a peer's descriptors."""
+    """One broker's mind.
+
+    `send(token, message)` queues; `gone(token, applied)` says the last acknowledgement to a peer and forgets it.
+    """
 
     def __init__(
         self,
         config: BrokerConfig,
         store: Store,
         send: Callable[[bytes, msg.Message | None], None],
-        gone: Callable[[bytes], None],
+        gone: Callable[[bytes, int], None],
         lifeline: Callable[[bytes], Lifeline | None],
         now: Callable[[], float],
     ) -> None:
@@ -160,7 +163,7 @@ class Service:
         """The process behind a token is proven dead."""
         session = self._session_of.get(token)
         if session is None:
-            self._gone(token)
+            self._gone(token, 0)
             return
         known = self.directory.state.sessions.get(session)
         for sealed in unsent.seals(self.store.arena, known, self._now()) if known is not None else ():
@@ -177,9 +180,10 @@ class Service:
     def stop(self) -> None:
         self.apply(ev.Stopping(self._now(), 0))
 
-    def acks(self) -> dict[bytes, int]:
-        sessions = self.directory.state.sessions
-        return {token: sessions[number].applied for token, number in self._session_of.items() if number in sessions}
+    def ack_of(self, token: bytes) -> int:
+        """Numbered messages of this peer's session that were applied; 0 without a session."""
+        session = self.directory.state.sessions.get(self._session_of.get(token, 0))
+        return session.applied if session is not None else 0
 
     def apply(self, event: ev.Event) -> None:
         for effect in self.directory.handle(event):
@@ -194,7 +198,7 @@ class Service:
             token = self._token_of.pop(effect.session, None)
             if token is not None:
                 del self._session_of[token]
-                self._gone(token)
+                self._gone(token, effect.applied)
         elif isinstance(effect, ef.ToSession):
             token = self._token_of.get(effect.session)
             if token is not None:

@@ -125,9 +125,16 @@ class Link:
                 self._lost("its process has ended")
 
     def _hear_last_words(self) -> None:
-        """What a stopping broker said before its end: ZeroMQ's thread may still be bringing it."""
-        while self._dealer is not None and self._dealer.poll(LAST_WORDS):
+        """What the broker said before it ended the lifeline: ZeroMQ's thread may still be bringing it.
+
+        After a good-bye the acknowledgements are all that is waited for.
+        """
+        while self._dealer is not None and not self._said_all() and self._dealer.poll(LAST_WORDS):
             self._receive()
+
+    def _said_all(self) -> bool:
+        """The good-bye is sent, and the broker has acknowledged everything before it."""
+        return self._bye_sent and not self.session.outgoing.unacked and not self._unsent
 
     def _patience(self) -> int:
         now = time.monotonic()
@@ -291,7 +298,7 @@ class Link:
             return False
         session = self.session
         over = time.monotonic() >= self._close_by
-        if over or (self._bye_sent and not session.outgoing.unacked and not self._unsent):
+        if over or self._said_all():
             self._release_callers()
         return not session.up or (over and not session.held and not session.freed)
 

@@ -114,6 +114,7 @@ def staged(pipeline: Pipeline, requests: list[Request], folder: Path, tamper: st
                 watch.say(f"stage {stage} starts as process {pid}")
             pipeline.load().prepare(folder)
             crew.go()
+            watch.say("the model is in place; the stages begin")
             try:
                 outcomes = collect(receiver, crew, requests, watch)
             except ConnectorError:

@@ -29,6 +29,9 @@ from connector.core.errors import ConnectorError
 #: Seconds that a stage gets to leave by itself, and then after SIGTERM.
 LEAVE, TERM = 20.0, 5.0
 
+#: What a pipe raises whose other end has ended; a reset, if that end had not read all of it.
+ENDED = (EOFError, BrokenPipeError, ConnectionResetError)
+
 
 class StageFailed(Exception):
     """A stage process failed, died or stood still; the text says which, and why."""
@@ -118,7 +121,7 @@ class Crew(AbstractContextManager["Crew"]):
         for stage, pipe in self._pipes.items():
             try:
                 pipe.send_bytes(b"go")
-            except BrokenPipeError:
+            except ENDED:
                 raise StageFailed(self._loss(stage)) from None
 
     def check(self) -> bool:
@@ -142,8 +145,8 @@ class Crew(AbstractContextManager["Crew"]):
                 if "error" in message:
                     return f"{stage} failed: {message['error']}"
                 self._note(stage, message)
-        except EOFError:
-            # Its end: the exit code tells more.
+        except ENDED:
+            # The exit code tells more.
             return None
         return None
 

@@ -15,6 +15,7 @@ import torch
 
 import connector
 from connector import Node, errors
+from connector.client import link
 from connector.wire import codec
 from connector.wire import messages as msg
 from tests.kill.brokers import BrokerProcess, eventually, run_directory
@@ -174,6 +175,16 @@ def test_b68_close_wakes_a_blocked_writer(node: Node) -> None:
         own.close()
         assert isinstance(waiting.exception(HANG), errors.ClientClosed)
     node.edge("b68close", "c").take("full", timeout=HANG).release()
+
+
+def test_b68_a_close_waits_for_nothing_that_nobody_owes_it(monkeypatch: pytest.MonkeyPatch, node: Node) -> None:
+    """Once everything is acknowledged it is over; a broker that ended would be listened to for LAST_WORDS."""
+    monkeypatch.setattr(link, "LAST_WORDS", 2_000_000)
+    own = connector.connect(stage="w", endpoint=node.endpoint)
+    ticket = own.edge("b68last", "c").put("r", _int(1))
+    own.close(timeout=1000.0)
+    assert ticket.outcome == "stored"
+    node.edge("b68last", "c").take("r", timeout=HANG).release()
 
 
 def test_b69_no_wake_up_is_lost(node: Node, other: Node) -> None:

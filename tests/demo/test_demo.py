@@ -146,3 +146,15 @@ def test_killed_stage_ends_the_demo_with_its_name(started_demo, stage, moment):
     assert process.returncode == 1
     assert f"{stage} died without a word: killed by SIGKILL" in errors.splitlines()[-1]
     assert not any(map(_is_alive, pids.values()))
+
+
+def test_a_stage_killed_before_it_reads_its_start_is_named(started_demo):
+    """1. It stands still. 2. The demo tells it to begin. 3. It dies with that word unread: the pipe is reset."""
+    process = started_demo("--requests", "2")
+    pids = _stage_pids(process, until="stage vocoder starts")
+    os.kill(pids["vocoder"], signal.SIGSTOP)
+    _stage_pids(process, until="the stages begin")
+    os.kill(pids["vocoder"], signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "vocoder died without a word: killed by SIGKILL" in errors.splitlines()[-1]

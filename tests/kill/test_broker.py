@@ -145,6 +145,7 @@ def test_a_killed_broker_that_stays_away_is_named_at_the_deadline(town: Town) ->
     town.writer.flush()
     town.broker.end(signal.SIGKILL)
     reader, writer = town.reader.edge("a", "b"), town.writer.edge("a", "b")
+    town.writer.answer_timeout, before = 0.1, town.writer.answer_timeout
     big = {"x": torch.zeros(3 * MIB, dtype=torch.uint8)}
     for call in (
         lambda: reader.take("known", timeout=0.1),
@@ -155,6 +156,7 @@ def test_a_killed_broker_that_stays_away_is_named_at_the_deadline(town: Town) ->
         with pytest.raises(errors.BrokerLost, match="away") as caught:
             call()
         assert town.run_dir in caught.value.facts["path"]
+    town.writer.answer_timeout = before
     town.start_again()
     town.works()
 

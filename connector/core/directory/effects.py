@@ -188,7 +188,10 @@ class StopSession(ToSession):
 
 @dataclass(frozen=True, slots=True)
 class Expelled(ToSession):
-    """Nothing of the session is left: forget its address, close its descriptors."""
+    """Nothing of the session is left: say the last acknowledgement, forget its address, close its descriptors."""
+
+    #: Numbered events of the session that were applied.
+    applied: int
 
 
 @dataclass(frozen=True, slots=True)

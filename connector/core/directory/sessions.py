@@ -168,7 +168,7 @@ def _forget(state: State, session: Session) -> None:
     del state.sessions[session.id]
     state.closing.discard(session.id)
     state.unheard.discard(session.id)
-    state.emit(Expelled(session.id))
+    state.emit(Expelled(session.id, session.applied))
     tombs.forget_passed(state)
 
 

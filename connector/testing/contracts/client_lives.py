@@ -305,12 +305,12 @@ class LifeContract:
             VERBS[verb](node, edge)
 
     def test_close_sends_what_was_put(self, bench: Bench) -> None:
-        """Nothing that put returned for is lost."""
+        """Nothing that put returned for is lost, and each ticket says so."""
         gone = bench.node(bench.writer_stage)
         out = bench.edge(gone)
-        for i in range(100):
-            out.put(bench.rid, number(i), last=i == 99)
+        tickets = [out.put(bench.rid, number(i), last=i == 99) for i in range(100)]
         gone.close()
+        assert [ticket.outcome for ticket in tickets] == ["stored"] * 100
         assert values(bench.edge(bench.reader).stream(bench.rid, timeout=PATIENCE)) == list(range(100))
 
     def test_close_ends_waiting_calls(self, bench: Bench) -> None:
