@@ -88,7 +88,7 @@ class Serving:
     def _send(self, token: bytes, message: msg.Message | None) -> None:
         self.said.append(message)
 
-    def _gone(self, token: bytes) -> None:
+    def _gone(self, token: bytes, applied: int) -> None:
         self.said.append(None)
 
     def hear(self, *messages: msg.Message) -> None:
