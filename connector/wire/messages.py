@@ -382,10 +382,13 @@ class Shown(Message):
     descriptor: Descriptor
 
 
-def _by_code() -> dict[int, type[Message]]:
-    return {cls.code: cls for cls in Message.__subclasses__()}
+def _all() -> list[type[Message]]:
+    """By name, not by `__subclasses__`: a slotted dataclass leaves its first draft there until it is collected."""
+    named = list(globals().values())
+    return [cls for cls in named if isinstance(cls, type) and issubclass(cls, Message) and cls is not Message]
 
 
-BY_CODE = _by_code()
+MESSAGES = tuple(_all())
+BY_CODE: dict[int, type[Message]] = {cls.code: cls for cls in MESSAGES}
 #: Codes below are sent by clients, from here on by the broker.
 FIRST_BROKER_CODE = 64
