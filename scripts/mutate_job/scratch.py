@@ -33,7 +33,7 @@ class Scratch:
         self.alone = os.geteuid() == 0 and shutil.which("unshare") is not None
         self.alone = self.alone and self._call(["true"], 30.0)[0] == 0
         if not self.alone:
-            print("mutate: no namespaces here: what a mutant leaves stays; `connector sweep` shows it", file=sys.stderr)
+            print("mutate: no namespaces here: what mutants leave is swept at the end", file=sys.stderr)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -111,4 +111,11 @@ def scratch() -> Iterator[Scratch]:
         # Told by the source's hash, not its time: a mutant is never taken for what was compiled.
         compiled = ["-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "connector", "runner_adapter"]
         subprocess.run([sys.executable, *compiled], cwd=root, check=True)
-        yield Scratch(root, tmp)
+        place = Scratch(root, tmp)
+        try:
+            yield place
+        finally:
+            if not place.alone:
+                # The tree's own, not the copy's: that may still be patched after a Ctrl-C.
+                sweep = [sys.executable, "-m", "connector.cli", "sweep"]
+                subprocess.run(sweep, cwd=ROOT, stdout=sys.stderr, check=False)
