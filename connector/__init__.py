@@ -21,19 +21,25 @@ if TYPE_CHECKING:
     from connector.client.outgoing import Ticket
     from connector.client.payload import Payload
     from connector.client.reading import Polled
+    from connector.config.reader import parse as parse_yaml
     from connector.core.errors import ConnectorError
+    from connector.core.keys import KeyTemplate, TemplateSet
 
+#: Name -> its module, and its name there where it is another.
 _HOMES = {
     "AsyncEdge": "connector.client.aio",
     "AsyncNode": "connector.client.aio",
     "ConnectorError": "connector.core.errors",
     "Edge": "connector.client.edge",
+    "KeyTemplate": "connector.core.keys",
     "Node": "connector.client.node",
     "Payload": "connector.client.payload",
     "Polled": "connector.client.reading",
+    "TemplateSet": "connector.core.keys",
     "Ticket": "connector.client.outgoing",
     "connect": "connector.client.connecting",
     "connect_async": "connector.client.connecting",
+    "parse_yaml": "connector.config.reader:parse",
 }
 
 __all__ = [
@@ -41,13 +47,16 @@ __all__ = [
     "AsyncNode",
     "ConnectorError",
     "Edge",
+    "KeyTemplate",
     "Node",
     "Payload",
     "Polled",
+    "TemplateSet",
     "Ticket",
     "connect",
     "connect_async",
     "errors",
+    "parse_yaml",
 ]
 
 
@@ -57,7 +66,8 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'connector' has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
+    module, _, there = home.partition(":")
+    return getattr(importlib.import_module(module), there or name)
 
 
 def __dir__() -> list[str]:
