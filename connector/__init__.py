@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from connector.client.payload import Payload
     from connector.client.reading import Polled
     from connector.config.reader import parse as parse_yaml
+    from connector.config.source import Source as ConfigSource
+    from connector.config.source import conflicts as config_conflicts
+    from connector.config.source import read as read_config
+    from connector.config.source import validate as check_config
     from connector.core.errors import ConnectorError
     from connector.core.keys import KeyTemplate, TemplateSet
 
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AsyncEdge": "connector.client.aio",
     "AsyncNode": "connector.client.aio",
+    "ConfigSource": "connector.config.source:Source",
     "ConnectorError": "connector.core.errors",
     "Edge": "connector.client.edge",
     "KeyTemplate": "connector.core.keys",
@@ -37,14 +42,18 @@ _HOMES = {
     "Polled": "connector.client.reading",
     "TemplateSet": "connector.core.keys",
     "Ticket": "connector.client.outgoing",
+    "check_config": "connector.config.source:validate",
+    "config_conflicts": "connector.config.source:conflicts",
     "connect": "connector.client.connecting",
     "connect_async": "connector.client.connecting",
     "parse_yaml": "connector.config.reader:parse",
+    "read_config": "connector.config.source:read",
 }
 
 __all__ = [
     "AsyncEdge",
     "AsyncNode",
+    "ConfigSource",
     "ConnectorError",
     "Edge",
     "KeyTemplate",
@@ -53,10 +62,13 @@ __all__ = [
     "Polled",
     "TemplateSet",
     "Ticket",
+    "check_config",
+    "config_conflicts",
     "connect",
     "connect_async",
     "errors",
     "parse_yaml",
+    "read_config",
 ]
 
 

@@ -26,10 +26,10 @@ TABLE: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "core": (frozenset(), frozenset()),
     "wire": (frozenset({"core"}), frozenset({"msgpack"})),
     "arena": (frozenset({"core"}), frozenset({"posix_ipc"})),
-    "config": (frozenset({"core"}), frozenset({"yaml"})),
+    "config": (frozenset({"core"}), frozenset({"yaml", "pydantic"})),
     "broker": (frozenset({"core", "wire", "arena", "config"}), frozenset({"zmq", "pydantic"})),
     "client": (frozenset({"core", "wire", "arena", "config"}), frozenset({"zmq"})),
-    "cli": (ALL | {"connector"}, frozenset({"click", "rich", "zmq", "safetensors"})),
+    "cli": (ALL | {"connector", "runner_adapter"}, frozenset({"click", "rich", "zmq", "safetensors"})),
     "testing": (ALL | {"connector"}, frozenset({"zmq", "pytest"})),
     # The public API: connector/__init__.py and other modules beside it.
     "connector": (ALL, frozenset()),
@@ -430,6 +430,8 @@ KEPT = [
     (CLIENT, TYPED + "import torch"),
     (CLIENT, "from connector.arena import tensors\nimport zmq.asyncio"),
     (CLI, "import click, rich\nfrom connector.broker import loop\nfrom connector import connect"),
+    (CLI, "from runner_adapter import stagefile"),
+    ("connector/config/x.py", "import yaml, pydantic\nfrom connector.core import errors"),
     (ADAPTER, "import torch, connector\nfrom connector import connect\nmodel.eval()"),
     (
         "runner_adapter/adapters/vllm.py",

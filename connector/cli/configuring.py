@@ -1,4 +1,4 @@
-"""`connector config check` and `show`: what `serve` would work with, and where each value comes from."""
+"""`connector config check` and `show`: what is wrong in a file; what `serve` would use, and where that is from."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import click
 
 from connector.cli import exits, tables
 from connector.cli.common import config_options, json_option, overrides
+from connector.cli.migrating import migrate
 from connector.core.errors import ConfigError
 
 
 @click.group()
 def config() -> None:
-    """Check or show the broker's configuration."""
+    """Check a configuration, or show the broker's."""
 
 
 @config.command()
@@ -24,26 +25,40 @@ def config() -> None:
 def check(file: Path | None, as_json: bool) -> int:
     """Check what `serve --config FILE` would read: file and environment, without starting anything.
 
+    A FILE that holds engine_args, stages or stage_args is an engine's: its transfer_config and runner_adapter
+    sections are checked, and what else it holds is the engine's.
+
     Exit code 1 with a line for each problem: FILE:LINE, field, what is wrong.
     """
-    from connector.broker.config import load
-
     try:
-        loaded = load(file, os.environ, {})
+        found, warnings = _checked(file)
     except ConfigError as error:
         if not as_json:
             raise ConfigError(error.message) from error
         told = {"ok": False, "problems": error.message.splitlines(), "facts": error.facts}
         tables.say(tables.as_json(told))
         return exits.NO
-    where = str(loaded.file) if loaded.file else "no file"
+    where = str(found) if found else "no file"
     if as_json:
-        tables.say(tables.as_json({"ok": True, "file": where, "problems": [], "warnings": loaded.warnings}))
+        tables.say(tables.as_json({"ok": True, "file": where, "problems": [], "warnings": warnings}))
         return exits.OK
-    for warning in loaded.warnings:
+    for warning in warnings:
         tables.note(f"warning: {warning}")
     tables.say(tables.printable(f"{where}: ok"))
     return exits.OK
+
+
+def _checked(file: Path | None) -> tuple[Path | None, tuple[str, ...]]:
+    """The file that was checked, if one was, and warnings; ConfigError with its problems."""
+    from connector.broker.config import load
+    from connector.config.source import read
+    from runner_adapter.stagefile import is_stage_file, read_stages
+
+    if file is not None and is_stage_file(read(file).values):
+        read_stages(file)
+        return file, ()
+    loaded = load(file, os.environ, {})
+    return loaded.file, loaded.warnings
 
 
 @config.command()
@@ -75,3 +90,6 @@ def _cell(value: object, meant: object) -> str:
     """A value as JSON writes it; null with what it stands for."""
     told = value if isinstance(value, str) else tables.as_json(value)
     return f"{told} ({meant})" if value is None and meant is not None else told
+
+
+config.add_command(migrate)

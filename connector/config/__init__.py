@@ -1,4 +1,4 @@
-"""Configuration files as every part of the project reads them: strict YAML with lines.
+"""Configuration files as every part of the project reads them: strict YAML, and refusals by line.
 
 Schemas live with their users.
 """
