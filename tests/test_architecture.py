@@ -39,7 +39,12 @@ TABLE: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         frozenset({"torch", "numpy", "yaml", "pydantic", "transformers", "vllm", "vllm_omni"}),
     ),
 }
-TORCH_FILES = ("connector/arena/tensors.py", "connector/arena/cuda.py")
+#: File -> the package that it alone of its room may import.
+ALONE = {
+    "connector/arena/tensors.py": "torch",
+    "connector/arena/cuda.py": "torch",
+    "runner_adapter/adapters/vllm_omni/codec.py": "msgpack",
+}
 #: A package that comes with another and has its own name.
 PART_OF = {"pydantic_core": "pydantic"}
 #: No clock, no I/O, no threads, no chance.
@@ -157,10 +162,10 @@ def rooms_are_kept(source: Source) -> Iterator[str]:
 
 
 def packages_are_kept(source: Source) -> Iterator[str]:
-    """A room imports the packages of its row, torch in its two files, and core no clock or I/O."""
+    """A room imports the packages of its row, a file of ALONE its own besides, and core no clock or I/O."""
     if not source.room:
         return
-    allowed = TABLE[source.room][1] | ({"torch"} if source.path in TORCH_FILES else set())
+    allowed = TABLE[source.room][1] | {ALONE.get(source.path, "")}
     for found in source.imports:
         top = found.module.partition(".")[0]
         if source.room == "core" and top in CORE_FORBIDS:
@@ -424,7 +429,8 @@ BROKEN = [
 KEPT = [
     (CORE, "from connector.core.errors import ConfigError\nfrom . import names\nimport struct"),
     (WIRE, "import msgpack\nfrom ..core import names"),
-    (TORCH_FILES[0], "import torch\nimport ctypes"),
+    ("connector/arena/tensors.py", "import torch\nimport ctypes"),
+    ("runner_adapter/adapters/vllm_omni/codec.py", "import msgpack\nimport torch"),
     (ARENA, "import os, mmap, posix_ipc\nfrom connector.core import layout\nw = memoryview(b'').cast('Q')"),
     (BROKER, "import zmq, pydantic\nfrom connector.arena import table\nfrom connector.config import reader"),
     (CLIENT, TYPED + "import torch"),

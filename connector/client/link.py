@@ -43,8 +43,9 @@ class Waker:
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
-    def __del__(self) -> None:
-        os.close(self.fd)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # Bound early: at the interpreter's end the module may be empty by now.
+        close(self.fd)
 
     def __call__(self) -> None:
         """Any thread, any finaliser: one system call, no lock."""
