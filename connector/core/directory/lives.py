@@ -302,6 +302,9 @@ def _abort_stream(state: State, stream: Stream, reason: str) -> tuple[int, int, 
         streams.remove(stream)
     if not streams:
         edge.streams.pop(stream.rid, None)
-    for subscription in edge.subscriptions.values():
+    for reader, subscription in edge.subscriptions.items():
         subscription.claims.discard(stream.rid)
+        if reader < len(stream.shares) and stream.shares[reader].cursor:
+            # It was sent a part, which it may have read although its word has not come yet.
+            tombs.throw_out(state, state.sessions[subscription.session], stream.rid)
     return got

@@ -36,7 +36,8 @@ def clear(state: State, session: Session, rid: str) -> None:
 
 
 def throw_out(state: State, session: Session, rid: str) -> None:
-    """The life that the session was in is aborted: its next finish means that one. The oldest are forgotten."""
+    """The life that the session was in, or was sent a part of, is aborted: its next finish means that one. The oldest
+    are forgotten."""
     session.thrown_out[rid] = None
     while len(session.thrown_out) > state.settings.max_past:
         session.thrown_out.popitem(last=False)

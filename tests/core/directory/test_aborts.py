@@ -255,3 +255,17 @@ def test_a_finish_that_follows_an_abort_leaves_the_next_life(rig: Any) -> None:
     rig.finish(reader, "a")
     rig.put(writer, "a", 0, last=True, tag="new")
     assert tags(rig.read(reader)) == ["new"]
+
+
+def test_a_finish_that_follows_an_abort_leaves_the_next_life_although_nothing_was_taken(rig: Any) -> None:
+    """1. a part is on its way to the reader; 2. the rid is aborted; 3. the writer's new life is on its way, too; 4. the
+    reader's finish, which means the aborted one, arrives."""
+    writer, reader = rig.join(), rig.reader()
+    rig.put(writer, "a", 0)
+    rig.abort(writer, "a")
+    rig.hear(writer)
+    rig.finish(writer, "a")
+    rig.put(writer, "a", 0, last=True, tag="new")
+    rig.finish(reader, "a")
+    # What was under way arrives all the same; a client lets it go.
+    assert tags(rig.read(reader)) == ["", "new"]
