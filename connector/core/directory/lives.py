@@ -62,6 +62,7 @@ def join(state: State, session: Session, life: Life) -> None:
     life.senders.add(session.id)
     if life.rid not in session.bound:
         bind(session, life)
+    touched(session, life)
 
 
 def stream_of(state: State, life: Life, edge: Edge) -> Stream:
@@ -80,7 +81,6 @@ def bind(session: Session, life: Life) -> None:
     if session.bound.get(life.rid) is not life:
         session.bound[life.rid] = life
         life.bound.add(session.id)
-        session.thrown_out.pop(life.rid, None)
     if session.past.get(life.rid) is life:
         del session.past[life.rid]
 
@@ -90,6 +90,8 @@ def touched(session: Session, life: Life) -> None:
     past = session.past.get(life.rid)
     if past is not None and past.number < life.number:
         del session.past[life.rid]
+    if session.thrown_out.get(life.rid, life.number) < life.number:
+        del session.thrown_out[life.rid]
 
 
 def unbind(state: State, session: Session, rid: str) -> None:
@@ -231,12 +233,12 @@ def finished(state: State, event: Finished) -> None:
     session, rid = state.session(event.session), event.rid
     tombs.clear(state, session, rid)
     lives = state.lives.get(rid, ())
-    life = session.past.pop(rid, None) or session.bound.get(rid)
-    thrown_out = rid in session.thrown_out
-    session.thrown_out.pop(rid, None)
-    if life is None and thrown_out:
-        # It means the aborted life that it was in; a newer one that others opened is not its business yet.
+    life = session.past.pop(rid, None)
+    thrown_out = session.thrown_out.pop(rid, None)
+    if life is None and thrown_out is not None:
+        # It means the aborted life that it was in; a newer one, of which it has touched nothing, is not meant.
         return
+    life = life or session.bound.get(rid)
     if life is None:
         life = next((life for life in lives if session.id not in life.finished_by), None)
     if life is None:
@@ -278,7 +280,7 @@ def aborted(state: State, event: Aborted) -> None:
         life.streams.clear()
         for number in sorted(life.bound):
             if number in state.sessions:
-                tombs.throw_out(state, state.sessions[number], event.rid)
+                tombs.throw_out(state, state.sessions[number], life)
                 unbind(state, state.sessions[number], event.rid)
     error = RequestAborted("the request was aborted", rid=event.rid, reason=event.reason)
     for edge in state.edges.values():
@@ -302,9 +304,6 @@ def _abort_stream(state: State, stream: Stream, reason: str) -> tuple[int, int, 
         streams.remove(stream)
     if not streams:
         edge.streams.pop(stream.rid, None)
-    for reader, subscription in edge.subscriptions.items():
+    for subscription in edge.subscriptions.values():
         subscription.claims.discard(stream.rid)
-        if reader < len(stream.shares) and stream.shares[reader].cursor:
-            # It was sent a part, which it may have read although its word has not come yet.
-            tombs.throw_out(state, state.sessions[subscription.session], stream.rid)
     return got

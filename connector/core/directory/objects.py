@@ -282,8 +282,9 @@ class Session:
     past: OrderedDict[str, Life] = field(default_factory=OrderedDict)
     #: rid -> number of the abort after which the session finished or began it: its puts are no late ones.
     cleared: dict[str, int] = field(default_factory=dict)
-    #: rids whose life was aborted while the session was in it, until it finishes, begins or joins a newer one.
-    thrown_out: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    #: rid -> number of the life that was aborted while the session was in it, until it finishes or begins the rid, or
+    #: touches a newer one.
+    thrown_out: OrderedDict[str, int] = field(default_factory=OrderedDict)
     told: dict[Hold, Told] = field(default_factory=dict)
     #: Blocks kept for a look (`show`), by hold with reader -1.
     inspecting: dict[Hold, Block] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from connector.core.directory.effects import Notice
-from connector.core.directory.objects import Presence, Session, Tombstone
+from connector.core.directory.objects import Life, Presence, Session, Tombstone
 from connector.core.directory.state import State
 from connector.core.errors import RequestAborted
 from connector.core.names import Edge
@@ -35,10 +35,9 @@ def clear(state: State, session: Session, rid: str) -> None:
         session.cleared[rid] = tomb.number
 
 
-def throw_out(state: State, session: Session, rid: str) -> None:
-    """The life that the session was in, or was sent a part of, is aborted: its next finish means that one. The oldest
-    are forgotten."""
-    session.thrown_out[rid] = None
+def throw_out(state: State, session: Session, life: Life) -> None:
+    """The life that the session was in is aborted: its next finish means that one. The oldest are forgotten."""
+    session.thrown_out[life.rid] = life.number
     while len(session.thrown_out) > state.settings.max_past:
         session.thrown_out.popitem(last=False)
 
@@ -58,8 +57,9 @@ def remember_abort(state: State, rid: str, reason: str) -> Tombstone:
     state.number += 1
     tomb = Tombstone(state.number, True, reason)
     for session in state.sessions.values():
-        if session.past.pop(rid, None) is not None:
-            throw_out(state, session, rid)
+        past = session.past.pop(rid, None)
+        if past is not None:
+            throw_out(state, session, past)
         _queue_notice(state, session, Notice(tomb.number, rid, reason, state.life_number))
     _remember(state, rid, tomb)
     return tomb

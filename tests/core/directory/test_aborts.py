@@ -265,7 +265,8 @@ def test_a_finish_that_follows_an_abort_leaves_the_next_life_although_nothing_wa
     rig.abort(writer, "a")
     rig.hear(writer)
     rig.finish(writer, "a")
-    rig.put(writer, "a", 0, last=True, tag="new")
+    rig.put(writer, "a", 0, tag="new")
     rig.finish(reader, "a")
+    rig.put(writer, "a", 1, last=True, tag="newer")
     # What was under way arrives all the same; a client lets it go.
-    assert tags(rig.read(reader)) == ["", "new"]
+    assert tags(rig.read(reader)) == ["", "new", "newer"]
