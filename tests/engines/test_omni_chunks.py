@@ -19,7 +19,7 @@ from connector import Node, errors
 from runner_adapter.adapters.vllm_omni.plugin import TensorConnector
 from tests.engines.omni_stages import FRAMES, TOLD, Receiving, Sending, wire
 from tests.kill.brokers import eventually
-from tests.runner_adapter.omni.test_omni_codec import same
+from tests.omni.test_omni_codec import same
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS, THEIRS = "TensorConnector", "SharedMemoryConnector"

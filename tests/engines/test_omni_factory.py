@@ -32,7 +32,7 @@ from connector import Node, errors
 from runner_adapter.adapters import vllm_omni
 from runner_adapter.adapters.vllm_omni.codec import decode, encode
 from tests.kill.brokers import eventually
-from tests.runner_adapter.omni.test_omni_codec import same
+from tests.omni.test_omni_codec import same
 
 FRESH = """
 import sys

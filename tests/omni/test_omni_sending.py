@@ -15,7 +15,7 @@ from runner_adapter.adapters.vllm_omni import hub
 from runner_adapter.adapters.vllm_omni.bridge import OmniBridge
 from runner_adapter.adapters.vllm_omni.keys import Key, Place
 from tests.kill.brokers import eventually
-from tests.runner_adapter.omni.looks import HANG, got, other_process, unread
+from tests.omni.looks import HANG, got, other_process, unread
 
 
 def test_a_put_over_an_unread_payload_is_refused_and_the_first_one_stays(

@@ -21,7 +21,7 @@ from runner_adapter.adapters.vllm_omni import taking
 from runner_adapter.adapters.vllm_omni.bridge import OmniBridge
 from runner_adapter.adapters.vllm_omni.keys import Place
 from tests.kill.brokers import eventually
-from tests.runner_adapter.omni.looks import HANG, got, other_process, unread, waiting_takes
+from tests.omni.looks import HANG, got, other_process, unread, waiting_takes
 
 
 def test_a_payload_is_got_once(pair: tuple[OmniBridge, OmniBridge]) -> None:

@@ -37,7 +37,7 @@ class Ranks:
     def __init__(self, *arguments: str) -> None:
         self.processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "tests.runner_adapter.test_ranks", str(rank), *arguments],
+                [sys.executable, "-m", "tests.handover.test_ranks", str(rank), *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
