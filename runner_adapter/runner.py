@@ -1,0 +1,281 @@
+"""RunnerAdapter: buffer, hooks and hand-over of one stage, in the order of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from connector import ConnectorError, errors
+from runner_adapter import phases
+from runner_adapter.buffer import ModelIntermediateBuffer
+from runner_adapter.config import AdapterConfig, TransferConfig
+from runner_adapter.failing import Failing
+from runner_adapter.hooks import Extras, Hooks
+from runner_adapter.inbox import Arrived
+from runner_adapter.kwargs import forward_kwargs
+from runner_adapter.maps import BatchMaps, Form, gather
+from runner_adapter.merge import MergeRules
+from runner_adapter.outbox import Outbox
+from runner_adapter.outputs import StageOutput, cut
+from runner_adapter.phases import Phase
+from runner_adapter.plan import StepPlan
+from runner_adapter.requests import Requests, StepChange, unknown
+from runner_adapter.talker import Talker
+from runner_adapter.values import Device
+
+#: A request's first map, by rid; None where it brings none.
+Initial = Mapping[str, Mapping[Any, Any] | None]
+
+
+class Source(Protocol):
+    """Where a stage's input comes from: an Inbox, or one of ranks.py."""
+
+    def pull(self, ready: Iterable[str]) -> Arrived: ...
+
+    def waiting(self, rids: Iterable[str]) -> set[str]: ...
+
+    def fail(self, rid: str, error: ConnectorError) -> None: ...
+
+    def finish(self, rid: str) -> None: ...
+
+
+class Received(NamedTuple):
+    """What a step's input was: rids that got payloads, and rids whose input is complete."""
+
+    fresh: set[str]
+    ended: set[str]
+
+
+class RunnerAdapter:
+    """What a stage's runner calls, in this order in every step; one thread: the model's.
+
+    begin_step, receive, preprocess, forward_kwargs, (the forward), postprocess, send, failures.
+
+    `inbox` and `outbox` may be None: a first stage reads nothing, a last one sends nothing. A stage that only reads
+    gives its node's `abort`, by which the others are told of a failure; a stage that sends tells them through its
+    outbox. `form` is that of the maps which forward is given: "keys", "names" or "nested" (maps.py).
+
+    A request that fails anywhere is out of the later parts of the step and of later steps, until it is finished; its
+    input and output are aborted, so that the other stages hear at once. `failures` tells the runner, once each.
+    """
+
+    def __init__(
+        self,
+        model: object,
+        config: TransferConfig | None = None,
+        *,
+        settings: AdapterConfig | None = None,
+        rules: MergeRules | None = None,
+        device: Device = "cpu",
+        inbox: Source | None = None,
+        outbox: Outbox | None = None,
+        abort: Callable[[str, str], object] | None = None,
+        talker: Talker | None = None,
+        aux_layers: Sequence[int] = (),
+        form: Form = "keys",
+    ) -> None:
+        if inbox is not None and outbox is None and abort is None:
+            raise errors.UsageError("a stage that only reads needs its node's abort, to tell the others of failures")
+        self.phase = Phase((settings or AdapterConfig()).migration_phase)
+        self.buffer = ModelIntermediateBuffer(config, rules=rules, device=device)
+        self.requests = Requests()
+        self.hooks, self.talker = Hooks(model), talker
+        self.inbox, self.outbox = inbox, outbox
+        self._aux_layers, self._form = tuple(aux_layers), form
+        #: The last step that received.
+        self._received = 0
+        self._ended: set[str] = set()
+        self._failed = Failing(inbox, abort if outbox is None else outbox.abort)
+
+    # -- the beginning of a step ------------------------------------------------------------------
+
+    def begin_step(
+        self, *, finished: Iterable[str] = (), new: Initial | Iterable[str] = (), scheduled: Iterable[str] = ()
+    ) -> StepChange:
+        """Who leaves, enters and runs. Finished requests leave everywhere before new ones enter; `new` may map rids to
+        the first map that each brings, which is merged, and for a live rid is a further input segment.
+
+        Raises as `Requests.step` does; then nothing has changed. A first map that is refused is its request's failure.
+        """
+        initial: Initial = new if isinstance(new, Mapping) else dict.fromkeys(new)
+        change = self.requests.step(finished=finished, new=initial, scheduled=scheduled)
+        self._forget(change.removed)
+        for rid in change.added:
+            # What a row of no request failed at is not the request's that has its id now.
+            self._failed.forget(rid)
+            self.buffer.add(rid)
+            if initial[rid]:
+                self._update(rid, self.buffer.merge, initial[rid])
+        for rid in change.resegmented:
+            self._update(rid, self.buffer.new_segment, initial[rid])
+        return change
+
+    def _forget(self, rids: Iterable[str]) -> None:
+        for rid in rids:
+            # Also for a rid that is not known here: a request may be aborted before its first step, its input there.
+            if self.inbox is not None:
+                self.inbox.finish(rid)
+            if self.outbox is not None and rid in self.outbox:
+                self.outbox.finish(rid)
+            self._ended.discard(rid)
+            self._failed.forget(rid)
+        self.buffer.finish(rids)
+        if self.talker is not None:
+            self.talker.finish(rids)
+
+    def bring(self, maps: Mapping[str, Mapping[Any, Any]], *, replace: bool = False) -> None:
+        """Merge what the engine itself brings to requests that run, or with `replace` put it in their maps' place.
+
+        What is refused is its request's failure; what is a finished request's is dropped and counted. UnknownRequest:
+        a rid that is neither.
+        """
+        for rid, update in maps.items():
+            if rid not in self._failed:
+                self._update(rid, self.buffer.replace if replace else self.buffer.merge, update)
+
+    def _update(self, rid: str, store: Callable[[str, Any], None], update: Mapping[Any, Any] | None) -> None:
+        try:
+            store(rid, update)
+        except errors.UnknownRequest:
+            raise
+        except ConnectorError as error:
+            self.fail(rid, error.anew())
+
+    def receive(self) -> Received:
+        """Merge what has come for the requests of this step, new and decoding alike; does not wait.
+
+        One merge a request and step, however many payloads came. UsageError if the step has received already.
+        """
+        if self._received == self.requests.steps:
+            raise errors.UsageError("a step receives once", step=self.requests.steps)
+        self._received = self.requests.steps
+        if self.inbox is None:
+            return Received(set(), set())
+        arrived = self.inbox.pull(rid for rid in self.requests if self.requests.is_active(rid))
+        for rid, error in {**self.buffer.receive(self.requests.steps, arrived.payloads), **arrived.failed}.items():
+            self.fail(rid, error)
+        self._ended |= arrived.ended
+        return Received({rid for rid in arrived.payloads if rid not in self._failed}, arrived.ended)
+
+    def waiting(self, rids: Iterable[str]) -> set[str]:
+        """Those whose next input is still to come: a scheduler leaves them out of the step, or they run without it."""
+        return set() if self.inbox is None else self.inbox.waiting(rids)
+
+    def input_ended(self, rid: str) -> bool:
+        """Whether all of the request's input has been received."""
+        return rid in self._ended
+
+    # -- around the forward -----------------------------------------------------------------------
+
+    def preprocess(
+        self,
+        plan: StepPlan,
+        input_ids: torch.Tensor,
+        inputs_embeds: torch.Tensor | None = None,
+        *,
+        extras: Extras | None = None,
+        seeds: Mapping[str, int] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The model's preprocess for each row, then talker_mtp for the decode rows: (ids [tokens], embeds [tokens,
+        width] or None), written in place where they were given. See `Hooks.preprocess` and `Talker.run`."""
+        ids, embeds, mtp_inputs = self.hooks.preprocess(
+            plan, self.buffer, input_ids, inputs_embeds, extras=extras, failures=self._failed.errors
+        )
+        if self.talker is not None:
+            self.talker.run(mtp_inputs, self.buffer, ids, embeds, seeds=seeds, failures=self._failed.errors)
+        self._failed.settle()
+        return ids, embeds
+
+    def gather(self, plan: StepPlan) -> BatchMaps:
+        """The maps of this step's rows, in its order. Fresh: what a model writes into them stays there."""
+        return gather(self.buffer, plan, self._form)
+
+    def forward_kwargs(
+        self, plan: StepPlan, *, sampling_extra_args: Mapping[str, Mapping[str, Any] | None] | None = None
+    ) -> dict[str, Any]:
+        """What the model's forward is given beside its inputs; with `sampling_extra_args` by rid, those too, a dict a
+        row. See `kwargs.forward_kwargs`.
+
+        In phase 1 a map that is not empty holds `generated_len`, too: an int, for models that read it there (runner).
+        """
+        maps = self.gather(plan)
+        if phases.writes(phases.FORWARD_KWARG, self.phase):
+            for row in plan.rows:
+                if maps[row.index]:
+                    maps[row.index]["generated_len"] = row.generated
+        return forward_kwargs(
+            maps,
+            plan,
+            self.phase,
+            sampling_extra_args=sampling_extra_args,
+            has_sampling_extra_args=sampling_extra_args is not None,
+        )
+
+    def postprocess(self, plan: StepPlan, output: object, **combined: Any) -> None:
+        """The model's postprocess for each row, merged back. `combined`: as `Hooks.postprocess` takes them.
+
+        InvalidPayload if the output has none of the forms of `StageOutput`.
+        """
+        parts = StageOutput.of(output)
+        if not isinstance(parts.text, torch.Tensor):
+            raise errors.InvalidPayload("a stage's text hidden states are a Tensor", found=type(parts.text).__name__)
+        aux = {} if parts.aux is None else parts.aux
+        self.hooks.postprocess(plan, self.buffer, parts.text, aux, failures=self._failed.errors, **combined)
+        self._failed.settle()
+
+    # -- the end of a step ------------------------------------------------------------------------
+
+    def send(
+        self,
+        plan: StepPlan,
+        output: object,
+        *,
+        last: Iterable[str] = (),
+        beside: Mapping[str, Mapping[str, torch.Tensor]] | None = None,
+    ) -> None:
+        """Hand the step's output on: each request's rows of what the transfer config selects, one put for the step.
+
+        `beside`: by rid, further tensors by name that no output holds, such as `ids.thinker_input_ids`. `last`: rids
+        whose output ends here. A row without tokens hands nothing on. A request whose part is refused fails alone.
+        """
+        if self.outbox is None:
+            return
+        cuts, refused = cut(
+            StageOutput.of(output),
+            plan,
+            self.buffer.rules.row_axes,
+            aux_layers=self._aux_layers,
+            wanted=self.outbox.wants,
+        )
+        for rid, error in refused.items():
+            self.fail(rid, error)
+        named = {rid: {**cuts.get(rid, {}), **(beside or {}).get(rid, {})} for rid in {**cuts, **(beside or {})}}
+        for row in plan.rows:
+            if not row.tokens:
+                named.pop(row.rid, None)
+        # Of requests that failed the outbox sends nothing more.
+        self.outbox.send(self.requests.steps, named, last)
+
+    def fail(self, rid: str, error: Exception) -> None:
+        """The request failed, here or in what the runner did with it: it is out, and the other stages are told.
+
+        UnknownRequest if it is not live.
+        """
+        if rid not in self.requests:
+            raise unknown(rid, self.requests, "only a request that is live fails")
+        self._failed.add(rid, error)
+
+    def failures(self) -> dict[str, Exception]:
+        """Requests that failed since the last call, each once until it is finished: the runner ends them."""
+        for rid, error in (self.outbox.failures() if self.outbox is not None else {}).items():
+            self._failed.add(rid, error)
+        return self._failed.fresh(self.requests)
+
+    def validate(self) -> None:
+        """InvariantBroken if the tables contradict each other."""
+        self.requests.validate()
+        self.buffer.validate()
+        if set(self.buffer) != set(self.requests):
+            raise errors.InvariantBroken("the buffer holds other requests than the runner has")
