@@ -80,22 +80,34 @@ def sigterm_unwinds() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def collect(receiver: Receiver, crew: Crew, requests: list[Request], watch: Watch) -> dict[str, Outcome]:
-    """Read the last edge until every request is complete. StageFailed if a stage fails or nothing comes."""
+def collect(
+    receiver: Receiver, crew: Crew, requests: list[Request], watch: Watch
+) -> tuple[dict[str, Outcome], dict[str, ConnectorError]]:
+    """Read the last edge until every request is complete or has failed: outcomes, and what the others failed of.
+
+    StageFailed if a stage fails or nothing comes.
+    """
     parts: dict[str, list[dict[str, torch.Tensor]]] = {request.rid: [] for request in requests}
+    failed: dict[str, ConnectorError] = {}
     open_rids, heard = set(parts), time.monotonic()
     while open_rids:
         crew.check()
-        for rid, tensors, last in receiver.ready(0.2):
+        for rid, tensors, last in receiver.ready(0.2, failed):
+            if rid in failed or not tensors:
+                # An empty one is the beginning of a stream that is then aborted.
+                continue
             # Copies: a view would hold its block in the pool to the end of the run.
             parts[rid].append({key: tensor.clone() for key, tensor in tensors.items()})
             watch.heard(rid, tensors["wav"].numel(), last)
             heard = time.monotonic()
             if last:
                 open_rids.remove(rid)
+        for rid in open_rids & failed.keys():
+            watch.say(f"{rid}: failed: {failed[rid]}")
+            open_rids.remove(rid)
         if time.monotonic() - heard > STALL:
             raise StageFailed(f"no chunk in {STALL:.0f} s; waiting for {', '.join(sorted(open_rids))}")
-    return {rid: _join(chunks) for rid, chunks in parts.items()}
+    return {rid: _join(chunks) for rid, chunks in parts.items() if rid not in failed}, failed
 
 
 def _join(chunks: list[dict[str, torch.Tensor]]) -> Outcome:
@@ -115,17 +127,13 @@ def staged(pipeline: Pipeline, requests: list[Request], folder: Path, tamper: st
             pipeline.load().prepare(folder)
             crew.go()
             watch.say("the model is in place; the stages begin")
-            try:
-                outcomes = collect(receiver, crew, requests, watch)
-            except ConnectorError:
-                # A reader hears of a writer's death at once; what the writer itself said is the cause.
-                crew.blame(5.0)
-                raise
+            outcomes, failed = collect(receiver, crew, requests, watch)
             crew.wait(STALL)
             for request in requests:
                 station.finish(request.rid)
             received = {**crew.received, receiver.flow.edge: receiver.flow}
-            return Run(pipeline, requests, crew.pids, outcomes, crew.sent, received, station.counters())
+            counters = station.counters()
+            return Run(pipeline, requests, crew.pids, outcomes, failed, crew.sent, received, crew.steps, counters)
 
 
 def run(options: argparse.Namespace) -> bool:

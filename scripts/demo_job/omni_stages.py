@@ -1,35 +1,43 @@
-"""Qwen3-Omni's three parts as stages that hand rows on while they are being generated.
+"""Qwen3-Omni's three parts as stages that hand rows on while they are being generated, many requests at once.
+
+Each stage is a StageRunner (omni_runner.py) over a RunnerAdapter; omni_stages.yaml says what leaves it, under these
+keys with `{rid}-` before them:
 
 | edge | key | shape | dtype |
 |---|---|---|---|
-| thinker -> talker | embed, hidden | [1, prompt, width], then [1, 1, width] a step | bfloat16 |
-| | ids | [1, prompt], then [1, 1] | int64 |
-| | special (first chunk) | [1, 3, width]: the thinker's embedding of bos, eos, pad | bfloat16 |
-| | image_grid_thw, audio_feature_lengths (first chunk, if any) | [n, 3], [n] | int64 |
-| talker -> code2wav | codes | [1, groups, 1] | int64 |
+| thinker -> talker | 0, 2: the embeddings, the accepted layer | [prompt, width], then [1, width] a step | bfloat16 |
+| | thinker_input_ids (first payload), thinker_output_token_ids (later ones) | [prompt], [1] | int64 |
+| | embed.tts_special (first): the thinker's embedding of bos, eos, pad | [3, width] | bfloat16 |
+| | meta.image_grid_thw, meta.audio_feature_lengths (first, if any) | [n, 3], [n] | int64 |
+| talker -> code2wav | code_predictor_codes | [1, groups] | int64 |
 | code2wav -> main | wav | [1, 1, samples] | float32 |
 | | codes | [1, groups, frames] | int64 |
 
-The one-process run walks the same functions over lists: a GEMM of one row need not equal the same row of a
-larger GEMM, so only the same chunks give the same bits.
+The run in one process (omni_uncut.py) goes another way to the same payloads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from omni_model import load_part, make_prompt, save_weights
-from omni_talker import Emit, talk
-from pipelines import SINK, Outcome, Reference, Request
-from transport import Station, Tensors, digest
+from omni_model import DTYPE, load_part, make_prompt, save_weights
+from omni_runner import EXACT, StageRunner, StepOutput
+from omni_talker import TalkerModel, prompt_rows
+from omni_uncut import GREEDY, TEXT_TOKENS, WINDOW, beside_prompt, reference, think, window
+from pipelines import SINK, Request
+from transport import Station
 
-TEXT_TOKENS = 24
-#: Frames that are decoded at once, and frames of the past that go before them.
-WINDOW, CONTEXT = 8, 25
+from runner_adapter import BatchMaps, MergeRules, StepPlan, Talker
+from runner_adapter.adapters.transformers import HfStageRunner
+
+__all__ = ["STAGES", "TEXT_TOKENS", "prepare", "reference", "think"]
+
+PROMPT_IDS, OUTPUT_IDS, CODES = "ids.thinker_input_ids", "ids.thinker_output_token_ids", "ids.code_predictor_codes"
+SPECIAL, GRID, LENGTHS = "embed.tts_special", "meta.image_grid_thw", "meta.audio_feature_lengths"
+EMBEDDINGS, ACCEPTED = "hidden_states.layers[0]", "hidden_states.layers[2]"
 
 
 def prepare(folder: Path) -> None:
@@ -37,109 +45,157 @@ def prepare(folder: Path) -> None:
     save_weights(folder)
 
 
-@torch.no_grad()
-def think(thinker: Any, config: Any, request: Request, emit: Emit) -> None:
-    """Generate greedily (it draws no random number); emit the prompt's rows, then the row of each token fed back."""
-    inputs = make_prompt(request.says, request.seed)
-    special = torch.tensor([[config.tts_bos_token_id, config.tts_eos_token_id, config.tts_pad_token_id]])
-    extra = {"special": thinker.get_input_embeddings()(special)}
-    if "image_grid_thw" in inputs:
-        extra["image_grid_thw"] = inputs["image_grid_thw"]
-    if "feature_attention_mask" in inputs:
-        extra["audio_feature_lengths"] = inputs["feature_attention_mask"].sum(1)
+class ThinkerStage(StageRunner):
+    """Generates text greedily; gives the prompt's rows, then the row of each token that is fed back."""
 
-    def after(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        layers = output.hidden_states
-        rows = {"embed": layers[0], "hidden": layers[config.talker_config.accept_hidden_layer]}
-        emit({**rows, "ids": kwargs["input_ids"], **extra})
-        extra.clear()
+    #: In the output these stand by rid.
+    RULES = MergeRules(row_axes=dict.fromkeys((PROMPT_IDS, OUTPUT_IDS, SPECIAL, GRID, LENGTHS), 0))
 
-    hook = thinker.register_forward_hook(after, with_kwargs=True)
-    try:
-        thinker.generate(
-            **inputs,
-            max_new_tokens=TEXT_TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-            use_audio_in_video=False,
-            output_hidden_states=True,
-            return_dict_in_generate=True,
-        )
-    finally:
-        hook.remove()
+    def __init__(self, station: Station, requests: Iterable[Request], folder: Path) -> None:
+        self._thinker, self._config = load_part("thinker", folder)
+        self._layers = (0, int(self._config.talker_config.accept_hidden_layer))
+        self.runner = HfStageRunner(self._thinker, exact=EXACT, layers=self._layers)
+        super().__init__(station, requests, self._thinker, self.RULES, source=None, target="talker")
 
+    def enter(self, rid: str) -> dict[str, torch.Tensor]:
+        request = self.requests[rid]
+        inputs = make_prompt(request.says, request.seed)
+        arguments: dict[str, Any] = {**inputs, **GREEDY, "max_new_tokens": request.text_tokens}
+        self.runner.add(rid, **arguments)
+        beside = beside_prompt(self._thinker, self._config, inputs)
+        special = beside.pop("special")[0]
+        return {SPECIAL: special, **{f"meta.{name}": tensor for name, tensor in beside.items()}}
 
-@torch.no_grad()
-def decode(code2wav: Any, chunks: Iterable[Tensors]) -> Iterator[tuple[Tensors, bool]]:
-    """({"wav", "codes"}, is it the last) per window. A window waits for the frame behind it: else it is the last."""
-    frames = torch.empty(1, code2wav.config.num_quantizers, 0, dtype=torch.int64)
-    begin = 0
-    for chunk in chunks:
-        if frames.shape[-1] == begin + WINDOW:
-            yield _window(code2wav, frames, begin), False
-            begin += WINDOW
-        frames = torch.cat((frames, chunk["codes"]), -1)
-    yield _window(code2wav, frames, begin), True
+    def ready(self, rid: str) -> bool:
+        return True
 
+    def tokens(self, rid: str) -> int:
+        return self.runner.tokens(rid)
 
-def _window(code2wav: Any, frames: torch.Tensor, begin: int) -> Tensors:
-    """Decode frames [begin, end) with CONTEXT frames before them.
+    def forward(
+        self, plan: StepPlan, embeds: Mapping[str, torch.Tensor], model_intermediate_buffer: BatchMaps, **step: Any
+    ) -> StepOutput:
+        """Rows of the layers [tokens, width]; the ids that were fed; with a prompt's rows, what its map holds."""
+        outputs = self.runner.step(plan.rids)
+        layers = {n: torch.cat([output.hidden[n][0] for output in outputs.values()]) for n in self._layers}
+        beside: dict[str, dict[str, Any]] = {name: {} for name in (PROMPT_IDS, OUTPUT_IDS, SPECIAL, GRID, LENGTHS)}
+        for row in plan.rows:
+            ids = outputs[row.rid].ids
+            beside[PROMPT_IDS if row.prefill else OUTPUT_IDS][row.rid] = None if ids is None else ids[0]
+            for name in (SPECIAL, GRID, LENGTHS) if row.prefill else ():
+                beside[name][row.rid] = model_intermediate_buffer[row.rid].get(name)
+        ended = {rid for rid, output in outputs.items() if output.finished}
+        return StepOutput((layers[0], {"hidden_states": {"layers": layers}, **beside}), ended)
 
-    A decode loses a fixed tail of samples; the next window's context holds them, and gives them out first.
-    """
-    before = min(begin, CONTEXT)
-    codes = frames[..., begin - before :]
-    wav = code2wav(codes)
-    tail = codes.shape[-1] * int(code2wav.total_upsample) - wav.shape[-1]
-    fresh = wav[..., max(0, before * int(code2wav.total_upsample) - tail) :]
-    return {"wav": fresh.float(), "codes": codes[..., before:]}
+    def forget(self, rid: str) -> None:
+        if rid in self.runner:
+            self.runner.remove(rid)
 
 
-def _thinker(station: Station, requests: list[Request], folder: Path) -> None:
-    thinker, config = load_part("thinker", folder)
-    sender = station.sender("talker")
-    for request in requests:
-        think(thinker, config, request, partial(sender.send, request.rid))
-        sender.end(request.rid)
-        station.finish(request.rid)
+class RunnersTalker(Talker):
+    """Draws a row's codes from the generator of its request's runner: the library has one for tokens and codes."""
+
+    def __init__(self, model: TalkerModel, **sizes: Any) -> None:
+        super().__init__(model, **sizes)
+        self._runner = model.runner
+
+    def _generator(self, rid: str, seed: int | None) -> torch.Generator | None:
+        return self._runner.generator(rid)
 
 
-def _talker(station: Station, requests: list[Request], folder: Path) -> None:
-    # One request after the other: the module keeps the running request's rope offset.
-    talker, config = load_part("talker", folder)
-    receiver, sender = station.receiver("thinker"), station.sender("code2wav")
-    for request in requests:
-        talk(talker, config, receiver.stream(request.rid), request.seed, partial(sender.send, request.rid))
-        sender.end(request.rid)
-        station.finish(request.rid)
+class TalkerStage(StageRunner):
+    """The talker: a frame a step and request, each when the thinker's row for it is there."""
+
+    #: What a test puts another in the place of.
+    MODEL = TalkerModel
+
+    def __init__(self, station: Station, requests: Iterable[Request], folder: Path) -> None:
+        talker, self._config = load_part("talker", folder)
+        requests = list(requests)
+        self.model = self.MODEL(talker, self._config, {request.rid: request for request in requests})
+        #: The ids that were drawn last.
+        self._drawn: dict[str, int] = {}
+        rules = MergeRules(accumulated=(EMBEDDINGS, ACCEPTED, OUTPUT_IDS), row_axes={CODES: 0})
+        frames = RunnersTalker(self.model, max_rows=len(requests), dtype=DTYPE, device="cpu")
+        super().__init__(station, requests, self.model, rules, source="thinker", target="code2wav", talker=frames)
+
+    def ready(self, rid: str) -> bool:
+        """A prompt needs the thinker's, and its first generated row; each frame one more, to the last."""
+        there = self.adapter.buffer.names(rid)
+        prompt, rows = there.get(PROMPT_IDS, ()), there.get(EMBEDDINGS, ())
+        return len(rows) - len(prompt) > self.generated[rid] or self.adapter.input_ended(rid)
+
+    def tokens(self, rid: str) -> int:
+        if self.generated[rid]:
+            return 1
+        return prompt_rows(self._config, self.adapter.buffer.names(rid)[PROMPT_IDS])
+
+    def last_ids(self, rid: str) -> torch.Tensor:
+        drawn = self._drawn.get(rid)
+        return super().last_ids(rid) if drawn is None else torch.tensor([drawn])
+
+    def forward(
+        self, plan: StepPlan, embeds: Mapping[str, torch.Tensor], model_intermediate_buffer: BatchMaps, **step: Any
+    ) -> StepOutput:
+        """Rows of the last layer [tokens, width], and the frames that the decode rows were fed."""
+        outputs = self.model.runner.step(plan.rids, embeds={row.rid: embeds[row.rid][None] for row in plan.decode})
+        self._drawn |= {rid: output.token for rid, output in outputs.items()}
+        hidden = torch.cat([output.hidden[-1][0] for output in outputs.values()])
+        frames = {row.rid: model_intermediate_buffer[row.rid][CODES] for row in plan.decode}
+        ended = {rid for rid, output in outputs.items() if output.finished}
+        return StepOutput((hidden, {CODES: frames}), ended)
+
+    def forget(self, rid: str) -> None:
+        self._drawn.pop(rid, None)
+        if rid in self.model.runner:
+            self.model.runner.remove(rid)
 
 
-def _code2wav(station: Station, requests: list[Request], folder: Path) -> None:
-    code2wav, _ = load_part("code2wav", folder)
-    receiver, sender = station.receiver("talker"), station.sender(SINK)
-    for request in requests:
-        for tensors, last in decode(code2wav, receiver.stream(request.rid)):
-            sender.send(request.rid, tensors, last)
-        station.finish(request.rid)
+class Code2WavStage(StageRunner):
+    """Code2wav: a window of frames a step and request. It waits for the frame behind it: else it is the last."""
+
+    def __init__(self, station: Station, requests: Iterable[Request], folder: Path) -> None:
+        self._code2wav, _ = load_part("code2wav", folder)
+        rules = MergeRules(accumulated=(CODES,), row_axes={"ids.wav": 0, "ids.codes": 0})
+        super().__init__(station, requests, self._code2wav, rules, source="talker", target=SINK)
+
+    def forget(self, rid: str) -> None:
+        """Nothing is kept beside its map."""
+
+    def ready(self, rid: str) -> bool:
+        return self._left(rid) > WINDOW or self.adapter.input_ended(rid)
+
+    def tokens(self, rid: str) -> int:
+        return min(WINDOW, self._left(rid))
+
+    def _left(self, rid: str) -> int:
+        """Frames that are there and not decoded."""
+        return len(self.adapter.buffer.names(rid).get(CODES, ())) - self.generated[rid] * WINDOW
+
+    @torch.no_grad()
+    def forward(
+        self, plan: StepPlan, embeds: Mapping[str, torch.Tensor], model_intermediate_buffer: BatchMaps, **step: Any
+    ) -> StepOutput:
+        """A window of each row: samples, and the codes [tokens, groups]."""
+        parts: dict[str, dict[str, torch.Tensor]] = {"ids.wav": {}, "ids.codes": {}}
+        ended = {row.rid for row in plan.rows if self._left(row.rid) <= WINDOW}
+        for row in plan.rows:
+            begin = row.generated * WINDOW
+            frames = model_intermediate_buffer[row.rid][CODES][: begin + row.tokens]
+            made = window(self._code2wav, frames.T[None], begin)
+            parts["ids.wav"][row.rid], parts["ids.codes"][row.rid] = made["wav"], made["codes"]
+        return StepOutput((torch.zeros(plan.tokens, 1), parts), ended)
 
 
-STAGES = {"thinker": _thinker, "talker": _talker, "code2wav": _code2wav}
+KINDS: dict[str, Callable[[Station, list[Request], Path], StageRunner]] = {
+    "thinker": ThinkerStage,
+    "talker": TalkerStage,
+    "code2wav": Code2WavStage,
+}
 
 
-def reference(requests: list[Request], folder: Path) -> Reference:
-    """The same chunk policy in this process, with digests of what would have crossed each edge."""
-    thinker, config = load_part("thinker", folder)
-    talker, _ = load_part("talker", folder)
-    code2wav, _ = load_part("code2wav", folder)
-    result = Reference({}, {"thinker:talker": {}, "talker:code2wav": {}, "code2wav:main": {}})
-    for request in requests:
-        rows: list[Tensors] = []
-        frames: list[Tensors] = []
-        think(thinker, config, request, rows.append)
-        talk(talker, config, iter(rows), request.seed, frames.append)
-        windows = [tensors for tensors, _ in decode(code2wav, frames)]
-        for edge, chunks in zip(result.digests, (rows, frames, windows), strict=True):
-            result.digests[edge][request.rid] = [digest(chunk) for chunk in chunks]
-        wav = torch.cat([w["wav"] for w in windows], -1).flatten()
-        result.outcomes[request.rid] = Outcome(wav, torch.cat([w["codes"] for w in windows], -1))
-    return result
+def _run(station: Station, requests: list[Request], folder: Path) -> None:
+    KINDS[station.stage](station, requests, folder).run()
+
+
+STAGES = dict.fromkeys(KINDS, _run)

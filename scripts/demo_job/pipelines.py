@@ -25,6 +25,9 @@ class Request:
     rid: str
     says: str
     seed: int
+    #: Of a model that generates: the thinker's tokens, and the fewest and the most steps of the talker.
+    text_tokens: int = 24
+    frames: tuple[int, int] = (40, 56)
 
 
 @dataclass

@@ -102,6 +102,8 @@ class Crew(AbstractContextManager["Crew"]):
         #: By edge, what its writer and its reader saw; there when the stage has reported.
         self.sent: dict[str, Flow] = {}
         self.received: dict[str, Flow] = {}
+        #: By stage, the rows of each of its steps.
+        self.steps: dict[str, list[list[int]]] = {}
         self._reported: set[str] = set()
         self._processes: dict[str, SpawnProcess] = {}
         self._pipes: dict[str, Connection] = {}
@@ -154,6 +156,7 @@ class Crew(AbstractContextManager["Crew"]):
         for end in ("sent", "received"):
             flows = [Flow(**flow) for flow in message["report"][end]]
             getattr(self, end).update({flow.edge: flow for flow in flows})
+        self.steps[stage] = message["report"]["steps"]
         self._reported.add(stage)
 
     def _loss(self, stage: str) -> str:
@@ -161,12 +164,6 @@ class Crew(AbstractContextManager["Crew"]):
         code = self._processes[stage].exitcode
         why = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
         return f"{stage} died without a word: {why}"
-
-    def blame(self, seconds: float) -> None:
-        """Raise StageFailed if a stage tells of an error, or dies, in this time; return otherwise."""
-        deadline = time.monotonic() + seconds
-        while not self.check() and time.monotonic() < deadline:
-            wait(list(self._pipes.values()), timeout=0.1)
 
     def wait(self, seconds: float) -> None:
         """Until every stage has reported and left in order; StageFailed otherwise."""

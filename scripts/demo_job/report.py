@@ -16,20 +16,25 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 from transport import Flow, raw_bytes
 
+from connector import ConnectorError
+
 #: Columns of the tables in a narrower place: a broken number is worse than a broken line.
 WIDTH = 100
 
 
 @dataclass
 class Run:
-    """All that one staged run left behind; flows by FROM:TO."""
+    """All that one staged run left behind. Flows by FROM:TO; why requests failed, by rid; the rows of each step, (in
+    prefill, decoding), by stage, of stages that run in steps."""
 
     pipeline: Pipeline
     requests: list[Request]
     pids: dict[str, int]
     outcomes: dict[str, Outcome]
+    failed: dict[str, ConnectorError]
     sent: dict[str, Flow]
     received: dict[str, Flow]
+    steps: dict[str, list[list[int]]]
     counters: dict[str, Any]
     files: dict[str, str] = field(default_factory=dict)
 
@@ -50,20 +55,26 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def differences(run: Run, reference: Reference) -> list[str]:
-    """A line per difference between the ends of an edge, the two runs, or the table and the broker's counters."""
-    found = []
+    """A line per difference between the ends of an edge, the two runs, or the table and the broker's counters.
+
+    Of a request that failed only that it did: who got how far is no difference. Then the counts are no proof either.
+    """
+    found = [f"{rid}: failed: {error}" for rid, error in run.failed.items()]
     for edge in run.pipeline.edges:
-        sent, received = run.sent[edge].digests, run.received[edge].digests
+        flows = (run.sent[edge].digests, run.received[edge].digests, reference.digests.get(edge))
+        sent, received, made = ({r: d for r, d in (f or {}).items() if r not in run.failed} for f in flows)
         found += _unequal_chunks(edge, sent, received, "sent and received")
         if edge in reference.digests:
-            found += _unequal_chunks(edge, received, reference.digests[edge], "received and made in one process")
+            found += _unequal_chunks(edge, received, made, "received and made in one process")
     for request in run.requests:
+        if request.rid in run.failed:
+            continue
         ours, uncut = run.outcomes[request.rid], reference.outcomes[request.rid]
         if not same_bits(ours.wav, uncut.wav):
             found.append(f"{request.rid}: the waveform is not that of the one process")
         if uncut.codes is not None and (ours.codes is None or not same_bits(ours.codes, uncut.codes)):
             found.append(f"{request.rid}: the codes are not those of the one process")
-    return found + _miscounts(run)
+    return found if run.failed else _miscounts(run) + found
 
 
 def _unequal_chunks(edge: str, a: dict[str, list[str]], b: dict[str, list[str]], what: str) -> list[str]:
@@ -130,7 +141,10 @@ def as_data(run: Run, found: list[str]) -> dict[str, Any]:
         "identical": not found,
         "differences": found,
         "edges": edge_rows(run),
-        "stages": [{"stage": stage, "pid": run.pids[stage]} for stage in run.pipeline.stages],
+        "stages": [
+            {"stage": stage, "pid": run.pids[stage], "steps": run.steps[stage]} for stage in run.pipeline.stages
+        ],
+        "failed": {rid: str(error) for rid, error in run.failed.items()},
         "requests": [
             {
                 "rid": request.rid,
@@ -140,6 +154,7 @@ def as_data(run: Run, found: list[str]) -> dict[str, Any]:
                 "wav": run.files[request.rid],
             }
             for request in run.requests
+            if request.rid in run.outcomes
         ],
         "broker": run.counters,
     }
@@ -154,13 +169,24 @@ def _table(title: str, columns: list[str], numbers: set[str], rows: list[list[An
     return table
 
 
+def _batches(steps: list[list[int]]) -> list[Any]:
+    """How many steps, rows a step on average and at most, and steps that mixed prompts and decoding requests."""
+    rows = [sum(step) for step in steps]
+    mean = f"{sum(rows) / len(rows):.1f}" if rows else "-"
+    return [len(rows), mean, max(rows, default=0), sum(all(step) for step in steps)]
+
+
 def print_tables(console: Console, data: dict[str, Any]) -> None:
     """Requests, stages, and edges beside the broker's own counters."""
     requests = [[r["rid"], r["chunks"], f"{r['seconds']:.2f}", r["wav"]] for r in data["requests"]]
     columns = ["request", "chunks", "seconds", "file"]
     console.print(_table("Requests", columns, {"chunks", "seconds"}, requests))
-    stages = [[stage["stage"], str(stage["pid"])] for stage in data["stages"]]
-    console.print(_table("Stage processes", ["stage", "pid"], {"pid"}, stages))
+    columns = ["stage", "pid", "steps", "rows a step", "most", "mixed"]
+    stages = [[stage["stage"], str(stage["pid"]), *_batches(stage["steps"])] for stage in data["stages"]]
+    caption = "rows: requests that ran together; mixed: steps with prompts and decoding ones"
+    shown = len(columns) if any(stage["steps"] for stage in data["stages"]) else 2
+    rows = [stage[:shown] for stage in stages]
+    console.print(_table("Stage processes", columns[:shown], set(columns[1:]), rows, caption if shown > 2 else ""))
     rows, broker = data["edges"], data["broker"]
     keys = ("edge", "requests", "payloads", "payloads_broker", "bytes", "bytes_broker")
     counted = [[row[key] for key in keys] for row in rows]

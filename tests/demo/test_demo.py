@@ -46,11 +46,14 @@ def _stage_pids(process: subprocess.Popen[str], until: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("model", EDGES)
 def test_staged_run_is_identical_counted_and_written_down(demo, model):
-    """One run: equal bits, a table that equals the broker's counters, stages that ended, and WAV files."""
+    """One run: equal bits, a table that equals the broker's counters, requests that ran together where the stages run
+    in steps, stages that ended, and WAV files."""
     ended = demo("--model", model, "--requests", "2")
     assert ended.lines[-1] == "identical: yes", (ended.lines, ended.errors)
     assert ended.code == 0
     _assert_counted(ended, EDGES[model])
+    if model == "qwen3-omni-tiny":
+        _assert_together(ended)
     pids = [stage["pid"] for stage in ended.data["stages"]]
     assert len(set(pids)) == 3
     assert not any(map(_is_alive, pids))
@@ -74,6 +77,16 @@ def _assert_counted(ended, edges):
         assert f"{row['bytes']:,}" in "\n".join(ended.lines)
     assert broker["payloads_sealed"] == sum(row["payloads"] for row in rows)
     assert broker["bytes_sealed"] == sum(row["bytes"] for row in rows)
+
+
+def _assert_together(ended):
+    """Rows of each step, (in prefill, decoding): the second prompt is read beside the first request's second token."""
+    steps = {stage["stage"]: stage["steps"] for stage in ended.data["stages"]}
+    assert steps["thinker"][:3] == [[1, 0], [1, 1], [0, 2]]
+    assert {stage: sum(prompts for prompts, _ in rows) for stage, rows in steps.items()} == dict.fromkeys(steps, 2)
+    frames = next(row["payloads"] for row in ended.data["edges"] if row["edge"] == "talker:code2wav")
+    assert sum(decoding for _, decoding in steps["talker"]) == frames
+    assert "mixed" in "\n".join(ended.lines)
 
 
 @pytest.mark.parametrize(("model", "edge"), EVERY_EDGE)
@@ -117,9 +130,10 @@ def test_text_for_the_model_without_a_tokenizer_is_refused(demo):
     assert "no tokenizer" in ended.errors
 
 
-def test_interrupt_ends_every_process(started_demo):
+@pytest.mark.parametrize("model", ["hibari", pytest.param("qwen3-omni-tiny", marks=pytest.mark.long)])
+def test_interrupt_ends_every_process(started_demo, model):
     """Ctrl-C reaches the whole process group, as from a terminal."""
-    process = started_demo("--requests", "64")
+    process = started_demo("--model", model, "--requests", "64")
     pids = _stage_pids(process, until="of speech")
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
@@ -130,16 +144,19 @@ def test_interrupt_ends_every_process(started_demo):
 
 
 @pytest.mark.parametrize(
-    ("stage", "moment"),
+    ("model", "stage", "moment"),
     [
-        ("text", "stage vocoder starts"),
-        pytest.param("acoustic", "of speech", marks=pytest.mark.long),
-        ("vocoder", "of speech"),
+        ("hibari", "text", "stage vocoder starts"),
+        pytest.param("hibari", "acoustic", "of speech", marks=pytest.mark.long),
+        ("hibari", "vocoder", "of speech"),
+        pytest.param("qwen3-omni-tiny", "thinker", "the stages begin", marks=pytest.mark.long),
+        ("qwen3-omni-tiny", "talker", "of speech"),
+        pytest.param("qwen3-omni-tiny", "code2wav", "of speech", marks=pytest.mark.long),
     ],
 )
-def test_killed_stage_ends_the_demo_with_its_name(started_demo, stage, moment):
+def test_killed_stage_ends_the_demo_with_its_name(started_demo, model, stage, moment):
     """Killed while it loads, or with most of 64 requests still to do."""
-    process = started_demo("--requests", "64")
+    process = started_demo("--model", model, "--requests", "64")
     pids = _stage_pids(process, until=moment)
     os.kill(pids[stage], signal.SIGKILL)
     _, errors = process.communicate(timeout=60)
