@@ -120,7 +120,7 @@ def test_a_request_preempted_in_the_middle_speaks_the_same(crew: Crew, requests:
 def test_a_request_that_fails_in_a_stage_fails_everywhere_and_the_others_finish(
     crew: Crew, requests: list[Any], uncut: Codes
 ) -> None:
-    """In the thinker before its first token; in the talker before its first frame, and in the middle; in code2wav, since
+    """In the thinker before its first token; in the talker before its first frame, or in the middle; in code2wav, as
     its talker ends before its first frame."""
     broken = {"b": {"text_tokens": 0}, "h": {"frames": (1, 1)}}
     requests = [replace(request, **broken.get(request.rid, {})) for request in requests]

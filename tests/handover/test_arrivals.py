@@ -9,7 +9,7 @@ import pytest
 
 from connector import Polled, errors
 from runner_adapter.inbox import Inbox
-from tests.runner_adapter.links import FROM, TO, Link, broker, ids, keyed, link, read
+from tests.handover.links import FROM, TO, Link, broker, ids, keyed, link, read
 
 
 @pytest.fixture(scope="module")

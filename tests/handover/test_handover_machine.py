@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from connector import errors
-from tests.runner_adapter.links import Link, broker, ids, read
+from tests.handover.links import Link, broker, ids, read
 
 RIDS = ("a-1", "b", "c.24")
 SOME = st.sets(st.sampled_from(RIDS))

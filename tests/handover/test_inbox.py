@@ -11,7 +11,7 @@ import torch
 from connector import Node, errors
 from runner_adapter.inbox import Inbox
 from runner_adapter.outbox import Outbox
-from tests.runner_adapter.links import CONFIG, FROM, TO, Link, broker, ids, keyed, link, read
+from tests.handover.links import CONFIG, FROM, TO, Link, broker, ids, keyed, link, read
 
 
 @pytest.fixture(scope="module")

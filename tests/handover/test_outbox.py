@@ -11,7 +11,7 @@ import torch
 
 from connector import errors
 from runner_adapter.config import TransferConfig
-from tests.runner_adapter.links import (
+from tests.handover.links import (
     AUDIO,
     FROM,
     IDS,

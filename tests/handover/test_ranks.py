@@ -20,7 +20,7 @@ import connector
 from connector import Polled, errors
 from runner_adapter.inbox import Inbox
 from runner_adapter.ranks import BroadcastInbox, EachRank
-from tests.runner_adapter.links import FROM, TO, Link, broker, keyed, link
+from tests.handover.links import FROM, TO, Link, broker, keyed, link
 
 ROOT = Path(__file__).parents[2]
 #: Seconds until a rank that does not answer is a hang. A guard, never a measure.

@@ -12,7 +12,7 @@ import torch
 import connector
 from connector import errors
 from runner_adapter.outbox import Outbox
-from tests.runner_adapter.links import (
+from tests.handover.links import (
     AUDIO,
     CONFIG,
     FROM,

@@ -14,8 +14,8 @@ from runner_adapter.merge import MergeRules
 from runner_adapter.plan import StepPlan
 from runner_adapter.runner import Received, RunnerAdapter
 from runner_adapter.talker import Talker
-from tests.runner_adapter.links import CONFIG, LAYER_0, TO, Link, broker, ids, link
-from tests.runner_adapter.middle import NEXT, RIDS, Middle, hidden, only_reads, plan_of
+from tests.handover.links import CONFIG, LAYER_0, TO, Link, broker, ids, link
+from tests.handover.middle import NEXT, RIDS, Middle, hidden, only_reads, plan_of
 from tests.runner_adapter.models import WIDTH, HookModel, TalkingModel, flat, raises, talks
 
 

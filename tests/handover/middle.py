@@ -8,7 +8,7 @@ from runner_adapter.merge import MergeRules
 from runner_adapter.outbox import Outbox
 from runner_adapter.plan import StepPlan
 from runner_adapter.runner import RunnerAdapter
-from tests.runner_adapter.links import CONFIG, IDS, TO, Link, keyed
+from tests.handover.links import CONFIG, IDS, TO, Link, keyed
 from tests.runner_adapter.models import HookModel, embeds_of
 
 NEXT = "vocoder"

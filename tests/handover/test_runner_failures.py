@@ -11,8 +11,8 @@ import torch
 from connector import errors
 from runner_adapter.failing import Failing
 from runner_adapter.runner import Received, RunnerAdapter
-from tests.runner_adapter.links import CONFIG, IDS, TO, Link, broker, ids, keyed, link
-from tests.runner_adapter.middle import NEXT, RIDS, Middle, hidden, only_reads, plan_of
+from tests.handover.links import CONFIG, IDS, TO, Link, broker, ids, keyed, link
+from tests.handover.middle import NEXT, RIDS, Middle, hidden, only_reads, plan_of
 from tests.runner_adapter.models import HookModel, flat, raises
 
 
