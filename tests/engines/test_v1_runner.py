@@ -346,6 +346,14 @@ def test_the_engines_own_embeddings_reach_the_hook(kind: Any) -> None:
     assert run.runner.model.seen[-1]["ids"] == (None if kind is VllmRunner else [1, 2])
 
 
+def test_a_model_without_the_hook_is_given_what_the_engine_gives(kind: Any) -> None:
+    run = loop(kind, PlainModel(), config=settings(enable_prompt_embeds=True))
+    run.add("A", 1, 2)
+    run.step()
+    given = run.runner.model.seen[-1]
+    assert given["ids"] is None and given["embeds"][:, 0].tolist() == [1, 2]
+
+
 def test_old_prompt_embeddings_are_laid_over_prompt_tokens_alone(kind: Any) -> None:
     run = loop(kind)
     found = []

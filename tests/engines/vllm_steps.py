@@ -106,7 +106,8 @@ class StageModel(torch.nn.Module):
         ids = None if input_ids is None else input_ids.tolist()
         embeds = None if inputs_embeds is None else inputs_embeds.clone()
         self.seen.append({"ids": ids, "positions": positions.tolist(), "embeds": embeds, **more})
-        return 2 * (inputs_embeds - 1000 if self.has_preprocess else self.embed_input_ids(input_ids))
+        rows = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
+        return 2 * (rows - 1000 if self.has_preprocess else rows)
 
     def postprocess(self, hidden: torch.Tensor, multimodal_outputs: Any, **info: Any) -> Any:
         return {"hidden_states": {"last": hidden[-1]}}

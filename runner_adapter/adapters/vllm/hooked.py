@@ -71,6 +71,7 @@ class Hooked(_Runner):
         self._steps = Steps(
             adapter, self.model, self.vllm_config, embeds=self._takes_embeds(), talking=self._forward_context
         )
+        self._begin_with(self._steps)
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         return self._with_failures(super().execute_model(*args, **kwargs))
@@ -94,8 +95,15 @@ class Hooked(_Runner):
         found: AbstractContextManager[Any] = set_forward_context(None, self.vllm_config)
         return found
 
+    # -- what differs between the versions --------------------------------------------------------
+
     def _takes_embeds(self) -> bool:
+        """Whether the engine's forward is given embeddings."""
         raise NotImplementedError
 
     def _check_forward(self) -> None:
-        """UsageError if the hooks' embeddings would not reach the forward."""
+        """UsageError if what the adapter makes would not reach the forward."""
+        raise NotImplementedError
+
+    def _begin_with(self, steps: Steps) -> None:
+        """The runner has its steps."""

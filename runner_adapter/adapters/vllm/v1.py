@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from connector import errors
 from runner_adapter.adapters.vllm.hooked import Hooked
-from runner_adapter.plan import StepPlan
 
 if TYPE_CHECKING:
 
@@ -90,7 +89,9 @@ class V1RunnerMixin(Hooked, _Runner):
             return super()._preprocess(scheduler_output, num_input_tokens, intermediate_tensors)
         with _without_hooks(self.model):
             ids, embeds, *rest = super()._preprocess(scheduler_output, num_input_tokens, intermediate_tensors)
-        self._plan(scheduler_output, num_input_tokens)
+        batch, counts = self.input_batch, scheduler_output.num_scheduled_tokens
+        computed = {rid: int(batch.num_computed_tokens_cpu[row]) for row, rid in enumerate(batch.req_ids)}
+        steps.plan(batch.req_ids, counts, computed, padded_tokens=num_input_tokens)
         if embeds is None and steps.has_preprocess:
             embeds = self.inputs_embeds.gpu[:num_input_tokens]
             embeds.zero_()
@@ -98,15 +99,9 @@ class V1RunnerMixin(Hooked, _Runner):
             # Where the forward is given embeddings alone, hooks still read the ids that stand in the engine's buffer.
             given = self.input_ids.gpu[:num_input_tokens] if ids is None else ids
             steps.preprocess(given, embeds)
-            ids = given if self._is_omni else ids
+            if self._is_omni and steps.has_preprocess:
+                ids = given
         return (ids, embeds, *rest)
-
-    def _plan(self, scheduler_output: Any, num_input_tokens: int) -> StepPlan:
-        assert self._steps is not None
-        batch, counts = self.input_batch, scheduler_output.num_scheduled_tokens
-        rids: list[str] = batch.req_ids
-        computed = {rid: int(batch.num_computed_tokens_cpu[row]) for row, rid in enumerate(rids)}
-        return self._steps.plan(rids, counts, computed, padded_tokens=num_input_tokens)
 
     def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
         steps = self._steps

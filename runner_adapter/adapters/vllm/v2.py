@@ -10,8 +10,9 @@ import torch
 
 from connector import errors
 from runner_adapter.adapters.vllm.hooked import Hooked
-from runner_adapter.runner import RunnerAdapter
+from runner_adapter.adapters.vllm.steps import Steps
 
+_Inputs = Callable[..., dict[str, Any]]
 #: Rids of requests that the engine makes up to warm itself up.
 WARM_UP = ("_warmup_", "_v2_mixed_warmup_")
 
@@ -61,20 +62,14 @@ class V2RunnerMixin(Hooked, _Runner):
                 state=type(self.model_state).__name__,
             )
 
-    def use_adapter(self, adapter: RunnerAdapter) -> None:
-        """As `Hooked.use_adapter`."""
-        super().use_adapter(adapter)
-        assert self._steps is not None
-        if self._steps.has_preprocess and not self._takes_embeds():
+    def _begin_with(self, steps: Steps) -> None:
+        if steps.has_preprocess and not self._takes_embeds():
             width = self.model_config.get_inputs_embeds_size()
             self._embeds = torch.zeros(self.max_num_tokens, width, dtype=self.dtype, device=self.device)
         state = self.model_state
-        for name, method in (
-            ("prepare_inputs", self._state_inputs),
-            ("prepare_inputs_embeds", self._state_embeds),
-            ("prepare_dummy_inputs", self._state_dummy_inputs),
-        ):
-            setattr(state, name, partial(method, getattr(state, name)))
+        state.prepare_inputs = partial(self._state_inputs, steps, state.prepare_inputs)
+        state.prepare_inputs_embeds = partial(self._state_embeds, state.prepare_inputs_embeds)
+        state.prepare_dummy_inputs = partial(self._state_dummy_inputs, steps, state.prepare_dummy_inputs)
 
     def add_requests(self, scheduler_output: Any) -> None:
         if self._steps is not None:
@@ -115,32 +110,25 @@ class V2RunnerMixin(Hooked, _Runner):
         self._engine_embeds = engine(*args, **kwargs)
         return self._engine_embeds
 
-    def _state_inputs(self, engine: Callable[..., dict[str, Any]], input_batch: Any, req_states: Any) -> dict[str, Any]:
-        """In a step of profiling, too, without a plan then."""
-        tokens = input_batch.num_tokens_after_padding
+    def _state_inputs(self, steps: Steps, engine: _Inputs, input_batch: Any, req_states: Any) -> dict[str, Any]:
+        """For a forward; without requests, for profiling, there is no plan."""
+        rows, tokens = input_batch.num_reqs_after_padding, input_batch.num_tokens_after_padding
         given, embeds = engine(input_batch, req_states), self._engine_embeds
         self._engine_embeds = None
         if self._embeds is not None:
             embeds = self._embeds[:tokens]
             embeds.zero_()
-        return self._given(given, input_batch.input_ids, embeds, input_batch.num_reqs_after_padding, tokens)
-
-    def _state_dummy_inputs(
-        self, engine: Callable[..., dict[str, Any]], num_reqs: int, num_tokens: int
-    ) -> dict[str, Any]:
-        """For capture."""
-        embeds = None if self._embeds is None else self._embeds[:num_tokens]
-        return self._given(engine(num_reqs, num_tokens), None, embeds, num_reqs, num_tokens)
-
-    def _given(
-        self, given: dict[str, Any], ids: torch.Tensor | None, embeds: torch.Tensor | None, rows: int, tokens: int
-    ) -> dict[str, Any]:
-        assert self._steps is not None
         if embeds is not None:
-            if ids is not None:
-                self._steps.preprocess(ids, embeds)
+            steps.preprocess(input_batch.input_ids, embeds)
             given = {**given, "inputs_embeds": embeds}
-        return {**given, **self._steps.kwargs(rows, tokens)}
+        return {**given, **steps.kwargs(rows, tokens)}
+
+    def _state_dummy_inputs(self, steps: Steps, engine: _Inputs, num_reqs: int, num_tokens: int) -> dict[str, Any]:
+        """For capture."""
+        given = engine(num_reqs, num_tokens)
+        if self._embeds is not None:
+            given = {**given, "inputs_embeds": self._embeds[:num_tokens]}
+        return {**given, **steps.kwargs(num_reqs, num_tokens)}
 
 
 def _warms_up(scheduler_output: Any) -> bool:
