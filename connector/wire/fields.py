@@ -167,7 +167,8 @@ def error_fields(error: ConnectorError) -> list[Any]:
 def _plain_fact(value: Any, depth: int) -> Any:
     if value is None or type(value) in (float, bool):
         return value
-    if type(value) is int and -MAX_WORD <= value <= MAX_WORD:
+    # What msgpack has of negative numbers ends one behind -MAX_WORD.
+    if type(value) is int and -MAX_WORD - 1 <= value <= MAX_WORD:
         return value
     if depth < MAX_DEPTH and isinstance(value, (list, tuple)):
         return [_plain_fact(item, depth + 1) for item in value]

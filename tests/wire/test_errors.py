@@ -65,6 +65,13 @@ def test_a_fact_that_nests_too_deep_arrives_as_text_below() -> None:
     assert "core" in str(came.facts["what"])
 
 
+@pytest.mark.parametrize("number", [2**63 - 1, -(2**63), 2**63, -(2**63) - 1])
+def test_a_number_of_64_bits_stays_one_and_a_larger_one_is_told_in_words(number: int) -> None:
+    """Both ends of int64 are numbers; what is beyond them has no place in a message."""
+    fits = -(2**63) <= number < 2**63
+    assert through(ConnectorError("x", size=number)).facts == {"size": number if fits else str(number)}
+
+
 def test_a_message_that_is_too_long_is_cut() -> None:
     """Else the peer would refuse the whole frame, and whoever waits would never hear."""
     assert through(ConnectorError("é" * (MAX_TEXT + 1))).message == "é" * MAX_TEXT
