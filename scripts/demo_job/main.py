@@ -82,19 +82,19 @@ def sigterm_unwinds() -> Iterator[None]:
 
 def collect(
     receiver: Receiver, crew: Crew, requests: list[Request], watch: Watch
-) -> tuple[dict[str, Outcome], dict[str, ConnectorError]]:
+) -> tuple[dict[str, Outcome], dict[str, str]]:
     """Read the last edge until every request is complete or has failed: outcomes, and what the others failed of.
 
     StageFailed if a stage fails or nothing comes.
     """
     parts: dict[str, list[dict[str, torch.Tensor]]] = {request.rid: [] for request in requests}
-    failed: dict[str, ConnectorError] = {}
+    failed: dict[str, str] = {}
     open_rids, heard = set(parts), time.monotonic()
     while open_rids:
         crew.check()
+        failed |= crew.failed
         for rid, tensors, last in receiver.ready(0.2, failed):
-            if rid in failed or not tensors:
-                # An empty one is the beginning of a stream that is then aborted.
+            if rid in failed:
                 continue
             # Copies: a view would hold its block in the pool to the end of the run.
             parts[rid].append({key: tensor.clone() for key, tensor in tensors.items()})

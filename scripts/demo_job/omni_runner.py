@@ -24,8 +24,8 @@ STAGES_FILE = Path(__file__).with_name("omni_stages.yaml")
 NEW_A_STEP = 1
 #: Whether each decode row has a forward of its own. Packed ones give the same bits (transformers adapter, packing.py).
 EXACT = False
-#: How long a stage sleeps when nothing has come, in seconds.
-TICK = 1.0
+#: How long a stage sleeps when nothing has come, in seconds; then it hears what the demo has to say.
+TICK = 0.2
 
 
 class StepOutput(NamedTuple):
@@ -38,8 +38,9 @@ class StepOutput(NamedTuple):
 class StageRunner(ABC):
     """One stage's runner. A stage says when a request can run, how many tokens that is, and what its forward does.
 
-    A request leaves when its output has ended, and its input, too, so that all that was put is read; or at its failure,
-    which ends it in the other stages, while the others here go on.
+    A request leaves when its output has ended, and its input, too, so that all that was put is read; or when it has
+    failed, here or in another stage, while the others go on. An abort reaches readers of streams that have begun; the
+    stages that a request has not come to hear it from the demo, which has given it to all of them.
     """
 
     #: Whether the stage before sends one payload a request, when it has all of it.
@@ -63,7 +64,9 @@ class StageRunner(ABC):
         self.failed: dict[str, Exception] = {}
         self._station = station
         config = TransferConfig.from_yaml(STAGES_FILE, station.stage)
-        inbox, self._receiver = station.inbox(source, self.FULL_PAYLOAD) if source is not None else (None, None)
+        inbox, self._receiver = None, None
+        if source is not None:
+            inbox, self._receiver = station.inbox(source, self.FULL_PAYLOAD)
         self.adapter = RunnerAdapter(
             model,
             config,
@@ -118,11 +121,24 @@ class StageRunner(ABC):
     def run(self) -> None:
         """Step until every request has left."""
         while self._coming or self.generated or self._gone:
+            self._hear()
             rids = self._scheduled()
             if rids or self._gone:
                 self._step(rids)
             elif self._receiver is not None:
                 self._receiver.wait(TICK)
+
+    def _hear(self) -> None:
+        """Requests that failed elsewhere, which this stage may not have met yet."""
+        for rid, reason in self._station.failed_elsewhere().items():
+            error = errors.RequestAborted(reason, rid=rid)
+            if rid in self.generated:
+                self.adapter.fail(rid, error)
+            elif rid in self._coming:
+                del self._coming[rid]
+                self.failed[rid] = error
+                self._gone.append(rid)
+        self._drop_failed()
 
     def _scheduled(self) -> list[str]:
         """Requests that can run, or for which something has come; new ones last."""

@@ -1,7 +1,7 @@
 """The stage processes: started by spawn, watched, and gone when the demo ends, however it ends.
 
-A stage talks to the demo over a pipe of JSON messages: {"report"} when its work is done, or {"error"}.
-Tensors never take that way.
+A stage talks to the demo over a pipe of JSON messages: {"report"} when its work is done, or {"error"}; and
+{"failed": [rid, why]} of a request, which the demo hands on to the other stages. Tensors never take that way.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Telling(AbstractContextManager[None]):
     ) -> None:
         if error is None:
             return
-        _tell(self._pipe, error=f"{type(error).__name__}: {error}")
+        tell(self._pipe, error=f"{type(error).__name__}: {error}")
         if isinstance(error, ConnectorError):
             # It says all there is to say; a traceback, as for other errors, would only bury it.
             raise SystemExit(1) from None
@@ -62,23 +62,50 @@ def _end_with_the_demo() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _tell(pipe: Connection, **message: Any) -> None:
+def tell(pipe: Connection, **message: Any) -> None:
     pipe.send_bytes(json.dumps(message).encode())
+
+
+def hear_failed(pipe: Connection) -> dict[str, str]:
+    """What the demo has said since: requests that failed in another stage, and why."""
+    failed: dict[str, str] = {}
+    try:
+        while pipe.poll():
+            rid, why = json.loads(pipe.recv_bytes())["failed"]
+            failed[rid] = why
+    except ENDED:
+        # The demo has ended, and this process is about to.
+        return failed
+    return failed
+
+
+def join_failures(station: Station, pipe: Connection) -> None:
+    """Let a stage tell and hear of requests that failed."""
+    station.tell_failed = lambda rid, why: tell(pipe, failed=[rid, why])
+    station.failed_elsewhere = lambda: hear_failed(pipe)
+
+
+@contextmanager
+def stage_process(pipe: Connection) -> Iterator[None]:
+    """Around what a stage process does: one thread for the model, an end with the demo, and word of what ended it."""
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_the_demo, daemon=True).start()
+    with _Telling(pipe):
+        yield
 
 
 def run_stage(
     name: str, stage: str, endpoint: str, pipe: Connection, requests: list[Request], folder: str, tamper: str | None
 ) -> None:
     """The body of a stage process."""
-    torch.set_num_threads(1)
-    threading.Thread(target=_end_with_the_demo, daemon=True).start()
-    with _Telling(pipe):
+    with stage_process(pipe):
         work = PIPELINES[name].load().STAGES[stage]
         with Station(stage, endpoint, tamper) as station:
             # The weights may still be on their way to `folder`; the demo says when they are there.
             pipe.recv_bytes()
+            join_failures(station, pipe)
             work(station, requests, Path(folder))
-            _tell(pipe, report=station.report())
+            tell(pipe, report=station.report())
 
 
 @contextmanager
@@ -94,6 +121,9 @@ def interrupts_ignored() -> Iterator[None]:
 class Crew(AbstractContextManager["Crew"]):
     """All stage processes of one run. Leaving it ends those that still run."""
 
+    #: What a stage process does.
+    BODY = staticmethod(run_stage)
+
     def __init__(
         self, pipeline: Pipeline, endpoint: str, requests: list[Request], folder: Path, tamper: str | None
     ) -> None:
@@ -104,6 +134,8 @@ class Crew(AbstractContextManager["Crew"]):
         self.received: dict[str, Flow] = {}
         #: By stage, the rows of each of its steps.
         self.steps: dict[str, list[list[int]]] = {}
+        #: Requests that failed in a stage, and why.
+        self.failed: dict[str, str] = {}
         self._reported: set[str] = set()
         self._processes: dict[str, SpawnProcess] = {}
         self._pipes: dict[str, Connection] = {}
@@ -111,7 +143,7 @@ class Crew(AbstractContextManager["Crew"]):
         for stage in pipeline.stages:
             ours, theirs = context.Pipe()
             given = (pipeline.name, stage, endpoint, theirs, requests, str(folder), tamper)
-            process = context.Process(target=run_stage, args=given, name=stage, daemon=True)
+            process = context.Process(target=self.BODY, args=given, name=stage, daemon=True)
             self._processes[stage], self._pipes[stage] = process, ours
             with interrupts_ignored():
                 process.start()
@@ -146,11 +178,27 @@ class Crew(AbstractContextManager["Crew"]):
                 message = json.loads(pipe.recv_bytes())
                 if "error" in message:
                     return f"{stage} failed: {message['error']}"
-                self._note(stage, message)
+                if "failed" in message:
+                    self._spread(stage, *message["failed"])
+                else:
+                    self._note(stage, message)
         except ENDED:
             # The exit code tells more.
             return None
         return None
+
+    def _spread(self, stage: str, rid: str, why: str) -> None:
+        """A request failed in a stage: once, the others are told."""
+        if rid in self.failed:
+            return
+        self.failed[rid] = f"{stage}: {why}"
+        for other, pipe in self._pipes.items():
+            try:
+                if other != stage:
+                    tell(pipe, failed=[rid, self.failed[rid]])
+            except ENDED:
+                # It has done its part, or its exit code tells more.
+                continue
 
     def _note(self, stage: str, message: dict[str, Any]) -> None:
         for end in ("sent", "received"):
@@ -165,14 +213,18 @@ class Crew(AbstractContextManager["Crew"]):
         why = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
         return f"{stage} died without a word: {why}"
 
-    def wait(self, seconds: float) -> None:
-        """Until every stage has reported and left in order; StageFailed otherwise."""
+    def settle(self, seconds: float) -> None:
+        """Until every stage has reported; StageFailed otherwise."""
         deadline = time.monotonic() + seconds
         while not self.check():
             if time.monotonic() > deadline:
                 missing = ", ".join(self._processes.keys() - self._reported)
                 raise StageFailed(f"no report from {missing} in {seconds:.0f} s")
             wait(list(self._pipes.values()), timeout=0.5)
+
+    def wait(self, seconds: float) -> None:
+        """Until every stage has reported and left in order; StageFailed otherwise."""
+        self.settle(seconds)
         for stage, process in self._processes.items():
             process.join(LEAVE)
             if process.exitcode != 0:

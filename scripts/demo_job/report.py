@@ -16,8 +16,6 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 from transport import Flow, raw_bytes
 
-from connector import ConnectorError
-
 #: Columns of the tables in a narrower place: a broken number is worse than a broken line.
 WIDTH = 100
 
@@ -31,7 +29,7 @@ class Run:
     requests: list[Request]
     pids: dict[str, int]
     outcomes: dict[str, Outcome]
-    failed: dict[str, ConnectorError]
+    failed: dict[str, str]
     sent: dict[str, Flow]
     received: dict[str, Flow]
     steps: dict[str, list[list[int]]]
@@ -59,7 +57,7 @@ def differences(run: Run, reference: Reference) -> list[str]:
 
     Of a request that failed only that it did: who got how far is no difference. Then the counts are no proof either.
     """
-    found = [f"{rid}: failed: {error}" for rid, error in run.failed.items()]
+    found = [f"{rid}: failed: {why}" for rid, why in run.failed.items()]
     for edge in run.pipeline.edges:
         flows = (run.sent[edge].digests, run.received[edge].digests, reference.digests.get(edge))
         sent, received, made = ({r: d for r, d in (f or {}).items() if r not in run.failed} for f in flows)
@@ -144,7 +142,7 @@ def as_data(run: Run, found: list[str]) -> dict[str, Any]:
         "stages": [
             {"stage": stage, "pid": run.pids[stage], "steps": run.steps[stage]} for stage in run.pipeline.stages
         ],
-        "failed": {rid: str(error) for rid, error in run.failed.items()},
+        "failed": run.failed,
         "requests": [
             {
                 "rid": request.rid,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
@@ -151,13 +151,10 @@ class Receiver:
                 self._unpack(payload, asked)
         return arrived
 
-    def ready(
-        self, timeout: float, failed: dict[str, connector.ConnectorError] | None = None
-    ) -> Iterator[tuple[str, Tensors, bool]]:
+    def ready(self, timeout: float, failed: dict[str, str] | None = None) -> Iterator[tuple[str, Tensors, bool]]:
         """(rid, chunk, is it the last) of whatever request has arrived; nothing if none comes in `timeout` s.
 
-        A stream that failed raises what it failed of, or, with `failed`, is noted there. What is before `-` in
-        a key is the rid, and is left out.
+        A stream that failed raises what it failed of, or, with `failed`, is noted there. A key's rid is left out.
         """
         asked = time.monotonic_ns()
         if not self._edge.wait(timeout):
@@ -166,7 +163,7 @@ class Receiver:
         for rid, error in arrived.failed.items():
             if failed is None:
                 raise error
-            failed[rid] = error
+            failed.setdefault(rid, str(error))
         for rid, payloads in arrived.items():
             while payloads:
                 # Taken off the list: a block goes back to the pool as soon as its chunk is done with.
@@ -198,6 +195,10 @@ class Station(AbstractContextManager["Station"]):
         self.stage = stage
         #: Of a stage with a runner adapter: the rows of each step, (in prefill, decoding).
         self.steps: list[tuple[int, int]] = []
+        #: Tells the demo that a request failed here, and why.
+        self.tell_failed: Callable[[str, str], None] = lambda rid, reason: None
+        #: Requests that the demo says have failed elsewhere, and why; each once.
+        self.failed_elsewhere: Callable[[], dict[str, str]] = dict
         self._tamper = tamper
         self._node = connector.connect(stage=stage, endpoint=endpoint, embedded=endpoint is None)
         self._stack = ExitStack()
@@ -240,23 +241,6 @@ class Station(AbstractContextManager["Station"]):
         # Finish ends all that a node does with a rid, and a stage is done with its input first.
         node = connector.connect(stage=self.stage, endpoint=self.endpoint)
         return self._stack.enter_context(node)
-
-    def tell_failed(self, rid: str, reason: str) -> None:
-        """`rid` failed here, and was aborted. Its readers hear of that on streams that there are: where nothing was put
-        of it yet, one begins, to be aborted, too."""
-        for sender in self._senders:
-            from_stage, to_stage = sender.flow.edge.split(":")
-            while rid not in sender.flow.digests:
-                self._node.begin(rid)
-                try:
-                    self._node.edge(from_stage, to_stage).put(rid, {}, last=False)
-                    # Until it is there: the broker may know of an abort that this node does not know of.
-                    self._node.flush(timeout=PATIENCE)
-                except connector.errors.RequestAborted:
-                    # By another stage, which has heard meanwhile.
-                    continue
-                self._node.abort(rid, reason)
-                break
 
     def finish(self, rid: str) -> None:
         """This stage has nothing more to do with `rid`."""

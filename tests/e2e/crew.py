@@ -1,98 +1,72 @@
-"""Three stage processes that stay for many runs, and what comes out of each run."""
+"""Three stage processes that stay for many runs, and what comes out of each run.
+
+To be imported with the demo's modules on the path.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import select
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from main import collect
+from pipelines import PIPELINES, Request
+from processes import Crew, tell
+from transport import Station
 
-from connector import ConnectorError
+from tests.e2e.stages import work
 
-ROOT = Path(__file__).parents[2]
-DEMO = ROOT / "scripts" / "demo_job"
-STAGES = ("thinker", "talker", "code2wav")
+PIPELINE = PIPELINES["qwen3-omni-tiny"]
 #: Seconds after which something hangs.
 HANG = 100.0
 
 
 @dataclass
 class Story:
-    """One run: of each completed request its codes, int64 [groups, frames]; why the others failed; what stages saw."""
+    """One run: of each completed request its codes, int64 [groups, frames]; why the others failed."""
 
     codes: dict[str, torch.Tensor]
-    failed: dict[str, ConnectorError]
-    seen: dict[str, Any]
+    failed: dict[str, str]
+    #: By stage, what it reports.
+    reports: dict[str, Any]
     #: Payloads that the broker keeps when all is over.
     left: int
 
 
-class Crew(AbstractContextManager["Crew"]):
-    """The stage processes, at the private broker of a Station, which reads the last edge. `demo`: its modules."""
+class StoryCrew(Crew):
+    """The demo's crew with other stage processes; `station` has the private broker, and reads the last edge."""
 
-    def __init__(self, demo: SimpleNamespace, station: Any, folder: Path) -> None:
-        self._demo, self._station = demo, station
-        self._receiver = station.receiver(STAGES[-1])
-        self._stages: dict[str, subprocess.Popen[str]] = {}
-        for stage in STAGES:
-            line = [sys.executable, "-m", "tests.e2e.stages", stage, station.endpoint, str(folder)]
-            paths = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(DEMO)])}
-            pipe = subprocess.PIPE
-            self._stages[stage] = subprocess.Popen(line, cwd=ROOT, env=paths, stdin=pipe, stdout=pipe, text=True)
+    BODY = staticmethod(work)
 
-    def ready(self) -> None:
-        """Wait until every stage has loaded its model."""
-        for stage in STAGES:
-            self._answer(stage)
+    def __init__(self, station: Station, folder: Path) -> None:
+        self._station, self._receiver = station, station.receiver(PIPELINE.stages[-1])
+        self._reports: dict[str, Any] = {}
+        super().__init__(PIPELINE, station.endpoint, [], folder, None)
 
-    def run(self, how: str, requests: Sequence[Any], fails: Mapping[str, int] | None = None) -> Story:
+    def run(self, how: str, requests: Sequence[Request], fails: Mapping[str, int] | None = None) -> Story:
         """All requests through the three stages, one of which may go another way; see stages.py."""
+        self.settle(HANG)
+        self._reported.clear()
+        self.failed.clear()
         named = [replace(request, rid=f"{how}/{request.rid}") for request in requests]
         failing = {f"{how}/{rid}": step for rid, step in (fails or {}).items()}
-        command = json.dumps({"how": how, "requests": [asdict(request) for request in named], "fails": failing})
-        for process in self._stages.values():
-            assert process.stdin is not None
-            print(command, file=process.stdin, flush=True)
-        watch = SimpleNamespace(heard=lambda *told: None, say=lambda line: None)
-        outcomes, failed = self._demo.main.collect(self._receiver, self, named, watch)
-        seen = {stage: self._answer(stage) for stage in STAGES}
+        for pipe in self._pipes.values():
+            tell(pipe, run={"how": how, "requests": [asdict(request) for request in named], "fails": failing})
+        watch: Any = SimpleNamespace(heard=lambda *told: None, say=lambda line: None)
+        outcomes, failed = collect(self._receiver, self, named, watch)
+        self.settle(HANG)
         for request in named:
             self._station.finish(request.rid)
         left = self._station.counters()["payloads_live"]
-        codes = {rid: outcome.codes[0] for rid, outcome in outcomes.items()}
-        return Story(*(_without(f"{how}/", told) for told in (codes, failed, seen)), left)
+        codes = {rid: outcome.codes[0] for rid, outcome in outcomes.items() if outcome.codes is not None}
+        return Story(*(_without(f"{how}/", told) for told in (codes, failed, self._reports)), left)
 
-    def check(self) -> None:
-        """What the demo asks of its own crew: nobody has died."""
-        dead = {stage: process.returncode for stage, process in self._stages.items() if process.poll() is not None}
-        assert not dead, dead
-
-    def _answer(self, stage: str) -> Any:
-        stdout = self._stages[stage].stdout
-        assert stdout is not None
-        readable, _, _ = select.select([stdout], [], [], HANG)
-        assert readable, f"{stage} does not answer"
-        line = stdout.readline()
-        assert line, f"{stage} has died"
-        return json.loads(line)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for process in self._stages.values():
-            # The end of its input ends a stage between runs; one in a run does not see it.
-            if error is not None:
-                process.kill()
-            process.communicate(timeout=HANG)
+    def _note(self, stage: str, message: dict[str, Any]) -> None:
+        super()._note(stage, message)
+        self._reports[stage] = message["report"]
 
 
 def _without(prefix: str, value: Any) -> Any:

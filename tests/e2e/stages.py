@@ -1,26 +1,25 @@
-"""A stage process for the tests: the demo's stage, run after run, and stages that go another way on purpose.
+"""Stage processes for the tests: the demo's stages, run after run, and some that go another way on purpose.
 
-`python -m tests.e2e.stages STAGE ENDPOINT FOLDER`, with the demo's modules on the path. It says `{"ready": true}`, then
-reads a command a line and answers each with what was seen: the rids of each step, the rows that were there at each
-prompt, digests of what was sent and received, and requests that failed.
+To be imported with the demo's modules on the path. A report holds what was seen, too: requests that failed, and of a
+talker the rids of each step and the thinker's rows that were there at each prompt.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable
 from functools import cache
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import omni_stages
-import torch
 from omni_model import load_part
 from omni_runner import StepOutput
 from omni_stages import ACCEPTED, EMBEDDINGS, KINDS, OUTPUT_IDS, TalkerStage, ThinkerStage
 from omni_talker import TalkerModel
 from pipelines import Request
+from processes import join_failures, stage_process, tell
 from transport import Station
 
 from runner_adapter import Arrived, Inbox, MergeRules, StageOutput, StepPlan, cut
@@ -37,11 +36,11 @@ class WatchedTalker(TalkerStage):
 
     def __init__(self, station: Station, requests: Iterable[Request], folder: Path) -> None:
         super().__init__(station, requests, folder)
-        self.steps: list[list[str]] = []
+        self.ran: list[list[str]] = []
         self.starts: dict[str, int] = {}
 
     def forward(self, plan: StepPlan, *args: Any, **kwargs: Any) -> StepOutput:
-        self.steps.append(list(plan.rids))
+        self.ran.append(list(plan.rids))
         starting = [row.rid for row in plan.rows if row.prefill]
         self.starts |= {rid: len(self.adapter.buffer.names(rid)[EMBEDDINGS]) for rid in starting}
         return super().forward(plan, *args, **kwargs)
@@ -107,8 +106,8 @@ class RestingTalker(WatchedTalker):
             return False
         if not self._until:
             self.model.runner.preempt(rid)
-            self._until = len(self.steps) + RESTS_FOR
-        return len(self.steps) < self._until
+            self._until = len(self.ran) + RESTS_FOR
+        return len(self.ran) < self._until
 
 
 class FailingModel(TalkerModel):
@@ -135,28 +134,33 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
-def run(stage: str, endpoint: str, folder: Path, command: dict[str, Any]) -> dict[str, Any]:
-    """One run of the stage; what was seen."""
-    requests = [Request(**request) for request in command["requests"]]
-    FailingModel.FAILS = command["fails"]
-    with Station(stage, endpoint) as station:
-        runner = {**KINDS, "talker": WatchedTalker, **OTHERS[command["how"]]}[stage](station, requests, folder)
-        runner.run()
-        report = station.report()
-    seen = {name: getattr(runner, name) for name in ("steps", "starts")} if isinstance(runner, WatchedTalker) else {}
-    digests = {end: flow["digests"] for end in ("sent", "received") for flow in report[end]}
-    return {**seen, **digests, "rows": report["steps"], "failed": {rid: str(e) for rid, e in runner.failed.items()}}
-
-
-def main(stage: str, endpoint: str, folder: str) -> None:
-    torch.set_num_threads(1)
-    # Loaded once: each run's requests leave nothing in it.
+def work(
+    name: str, stage: str, endpoint: str, pipe: Connection, requests: list[Request], folder: str, tamper: str | None
+) -> None:
+    """The body of a stage process, in the place of the demo's own: run after run, until it is ended."""
+    # Loaded once: a run's requests leave nothing in it.
     omni_stages.load_part = cache(load_part)
-    omni_stages.load_part(stage, Path(folder))
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(run(stage, endpoint, Path(folder), json.loads(line))), flush=True)
+    with stage_process(pipe):
+        omni_stages.load_part(stage, Path(folder))
+        tell(pipe, report={"sent": [], "received": [], "steps": [], "seen": {}})
+        while True:
+            command = json.loads(pipe.recv_bytes())
+            # Else it is a request that failed when this stage had done its part.
+            if "run" in command:
+                tell(pipe, report=run(stage, endpoint, pipe, Path(folder), **command["run"]))
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def run(
+    stage: str, endpoint: str, pipe: Connection, folder: Path, how: str, requests: list[Any], fails: dict[str, int]
+) -> dict[str, Any]:
+    """One run of the stage: its report, and what was seen."""
+    FailingModel.FAILS = fails
+    kinds = {**KINDS, "talker": WatchedTalker, **OTHERS[how]}
+    with Station(stage, endpoint) as station:
+        join_failures(station, pipe)
+        runner = kinds[stage](station, [Request(**request) for request in requests], folder)
+        runner.run()
+        seen = {"failed": {rid: str(error) for rid, error in runner.failed.items()}}
+        if isinstance(runner, WatchedTalker):
+            seen |= {"ran": runner.ran, "starts": runner.starts}
+        return {**station.report(), "seen": seen}
