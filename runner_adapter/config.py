@@ -181,7 +181,8 @@ class TransferConfig(Section):
             texts = self.key_templates.given if self.enabled else {}
             told = {"key": key, **error.facts, "rid": rid, "templates": [f"{c}: {text}" for c, text in texts.items()]}
             refusal = errors.InvalidPayload(error.message, **told)
-            _logger.error("%s", refusal)
+            # Its text: a handler that keeps records would keep the frames of the object, and their views.
+            _logger.error("%s", str(refusal))
             raise refusal from None
         return found
 

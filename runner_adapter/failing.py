@@ -30,16 +30,20 @@ class Failing:
         self._inbox, self._abort = inbox, abort
         #: By rid. Who writes here calls `settle`.
         self.errors: dict[str, Exception] = {}
-        #: Those that the other stages were told of, and those that the runner was.
+        #: Those that the other stages were told of, those that had ended there already, and those told to the runner.
         self._settled: set[str] = set()
+        self._ended: set[str] = set()
         self._told: set[str] = set()
 
     def __contains__(self, rid: object) -> bool:
         return rid in self.errors
 
-    def add(self, rid: str, error: Exception) -> None:
-        """The request failed; of several errors the first stays."""
+    def add(self, rid: str, error: Exception, *, ended: bool = False) -> None:
+        """The request failed; of several errors the first stays. `ended`: it is aborted already, and another abort
+        could meet the next use of the rid."""
         self.errors.setdefault(rid, error)
+        if ended:
+            self._ended.add(rid)
         self.settle()
 
     def settle(self) -> None:
@@ -52,11 +56,11 @@ class Failing:
             if self._inbox is not None:
                 # Of what is aborted an inbox finishes nothing: that could be the next request's.
                 self._inbox.fail(rid, errors.RequestAborted(reason, rid=rid))
-            if self._abort is not None:
+            if self._abort is not None and rid not in self._ended:
                 try:
                     self._abort(rid, reason)
                 except errors.BrokerLost as lost:
-                    logger.warning("the other stages hear when the broker is back: rid=%r %s", rid, lost)
+                    logger.warning("the other stages hear when the broker is back: rid=%r %s", rid, str(lost))
 
     def fresh(self, live: Container[str]) -> dict[str, Exception]:
         """Those of the live requests that it has not given before."""
@@ -67,5 +71,6 @@ class Failing:
     def forget(self, rid: str) -> None:
         """The request is finished: the rid may be another's."""
         self._settled.discard(rid)
+        self._ended.discard(rid)
         self._told.discard(rid)
         self.errors.pop(rid, None)

@@ -140,6 +140,11 @@ class Inbox:
                 found[rid] = -1 if life.error is not None and life.untold else len(life.chunks) + life.untold
         return found
 
+    def begin(self, rid: str) -> None:
+        """A request of the rid begins in this stage: `pull` tells its abort, although nothing of it may have come."""
+        if rid not in self._arrivals.lives:
+            self._edge.expect(rid)
+
     def fail(self, rid: str, error: ConnectorError) -> None:
         """The request failed elsewhere: what is here of it, and what still comes, is dropped. `pull` gives the error,
         unless it has given an END or failure before."""
@@ -150,16 +155,15 @@ class Inbox:
 
         What this stage sends of the rid goes on. Meant is the oldest use of the rid that is here; a newer one is
         the next request's. Before anything has come none is known: what others still send of such a request would be
-        the next one's, so let it be aborted. Raises as `Node.finish` does.
+        the next one's, so let it be aborted first. Raises as `Node.finish` does.
         """
         fresh = self._absorb()
-        life = self._arrivals.end_front(rid)
+        self._arrivals.end_front(rid)
         self._asked(rid)
         if rid in self._arrivals.lives:
             # It is shown only when the former has ended for this node: a finish would mean the new one.
             self._note_unasked(rid)
-        elif life is None or not isinstance(life.error, errors.RequestAborted):
-            # An aborted one has ended everywhere: here, too, a finish would mean what comes next.
+        else:
             self._node.finish(rid)
         self._keep(fresh)
 
@@ -212,7 +216,7 @@ class Inbox:
             error = errors.Unclaimed(
                 "no request asked for what came in time", rid=rid, waited=round(self._clock() - since, 1)
             )
-            logger.warning("%s", error)
+            logger.warning("%s", str(error))
             for life in self._arrivals.lives[rid]:
                 self._arrivals.break_off(life, error)
             self._node.finish(rid)

@@ -80,6 +80,11 @@ class Outbox:
         """How many chunks of the request were given to `send`: the index of its next."""
         return self._streams[rid].chunks if rid in self._streams else 0
 
+    def begin(self, rid: str) -> None:
+        """A request of the rid begins in this stage: an abort that was heard before was a former one's."""
+        if rid not in self._streams:
+            self._do(partial(self._sender.begin, rid))
+
     def send(self, step: int, payloads: Mapping[str, Mapping[str, torch.Tensor]], last: Iterable[str] = ()) -> None:
         """A step's tensors by rid and name; those of a rid that may leave are its next chunk. `last`: rids that end
         here, with a payload or without.
@@ -171,7 +176,7 @@ class Outbox:
             raise
         except ConnectorError as error:
             # One of the refusals that the tickets hold: every put of this node is the outbox's.
-            logger.debug("flush: %s", error)
+            logger.debug("flush: %s", str(error))
         self._sender.collect()
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:

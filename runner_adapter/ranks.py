@@ -51,6 +51,11 @@ class BroadcastInbox:
         """As `Inbox.waiting`, for the `rids` of rank 0."""
         return self._shared(lambda inbox: Arrived(ended=inbox.waiting(rids))).ended
 
+    def begin(self, rid: str) -> None:
+        """As `Inbox.begin`. Rank 0's word counts; the others' does nothing."""
+        if self._inbox is not None:
+            self._inbox.begin(rid)
+
     def fail(self, rid: str, error: ConnectorError) -> None:
         """As `Inbox.fail`. Rank 0's word counts, and is told by the next pull; the others' does nothing."""
         if self._inbox is not None:
@@ -150,6 +155,10 @@ class EachRank:
         rids = list(dict.fromkeys(rids))
         there = self._least(rids, lambda asked: dict.fromkeys(asked, 1) | dict.fromkeys(self._inbox.waiting(asked), 0))
         return {rid for rid, one in zip(rids, there, strict=True) if not one}
+
+    def begin(self, rid: str) -> None:
+        """As `Inbox.begin`; each rank does it for its own reader."""
+        self._inbox.begin(rid)
 
     def fail(self, rid: str, error: ConnectorError) -> None:
         """As `Inbox.fail`; the other ranks hear it at the next pull."""

@@ -98,6 +98,11 @@ class Sender:
         else:
             self._tickets.append((stream, ticket))
 
+    def begin(self, rid: str) -> None:
+        """Puts of the rid are taken again, should its last use have been aborted since it was finished here."""
+        if self._node.aborted(rid) is not None:
+            self._node.finish(rid)
+
     def finish(self, rid: str, stream: Stream | None) -> None:
         """The node is done with the rid. A stream that did not end ends here."""
         self.collect()
@@ -112,7 +117,7 @@ class Sender:
         try:
             ticket = self._edge.put(stream.rid, {}, last=True, timeout=0.0)
         except (errors.PoolFull, errors.PoolDeadlock) as error:
-            logger.info("no room for an END of its own: %s", error)
+            logger.info("no room for an END of its own: %s", str(error))
         except ConnectorError as error:
             self.fail(stream, error)
         else:
@@ -124,7 +129,7 @@ class Sender:
             return
         stream.failed = True
         told = error.anew(rid=stream.rid)
-        logger.error("a hand-over failed: %s", told)
+        logger.error("a hand-over failed: %s", str(told))
         self.counters["failed"] += 1
         self.failures.append((stream, told))
         # Aborted already: an abort more could hit what others have begun since. Over: the rid is another use's now.
@@ -141,7 +146,7 @@ class Sender:
             self._away = True
         except errors.UsageError as error:
             # The rid is none, or the node is closed: there is no stream, or its end is told by the broker.
-            logger.info("a request could not be aborted: %s", error)
+            logger.info("a request could not be aborted: %s", str(error))
         finally:
             self._node.answer_timeout = self._patience
 

@@ -69,6 +69,10 @@ class AsyncEdge(EdgeVerbs):
             while found:
                 yield found.pop()
 
+    async def expect(self, rid: str) -> None:
+        """As Edge.expect."""
+        self._expect(rid)
+
     async def poll(self, *, copy: bool | None = None) -> Polled:
         """As Edge.poll."""
         return await arun(self._poll(copy))
@@ -96,11 +100,11 @@ class AsyncNode(NodeBase):
 
     async def begin(self, rid: str) -> None:
         """As Node.begin."""
-        self._say(rid, lambda: msg.Begin(0, rid))
+        self._open(rid, begin=True)
 
     async def finish(self, rid: str) -> None:
         """As Node.finish."""
-        self._say(rid, lambda: msg.Finish(0, rid))
+        self._open(rid, begin=False)
 
     async def abort(self, rid: str, reason: str = "aborted") -> dict[str, Any]:
         """As Node.abort."""

@@ -119,6 +119,13 @@ class EdgeVerbs:
         self._node.check_usable()
         yield from reading.subscribe(self._session, self.channel, push)
 
+    def _expect(self, rid: str) -> None:
+        self._node.check_usable()
+        names.check_rid(rid)
+        with self._session.lock:
+            self._session.must_be_open()
+            self.channel.expect(rid)
+
     def _poll(self, copy: bool | None) -> Verb[Polled]:
         yield from self._subscribe(push=True)
         return reading.polled(self._session, self.channel, copy)
@@ -221,6 +228,14 @@ class Edge(EdgeVerbs):
             del payload
             while found:
                 yield found.pop()
+
+    def expect(self, rid: str) -> None:
+        """A new use of the rid is to come: should it be aborted before anything of it came, `poll` says so, in
+        `failed`. Aborts that this node has heard of before are not meant; `finish` ends it.
+
+        A rid that is not expected, and of which nothing has come, is nothing to poll.
+        """
+        self._expect(rid)
 
     def poll(self, *, copy: bool | None = None) -> Polled:
         """All unclaimed payloads that have arrived, by rid; does not wait. The first call subscribes."""

@@ -79,6 +79,8 @@ class Channel:
         self.edge, self.reader, self.readers, self.resume = edge, reader, readers, resume
         self.queues: dict[str, RidQueue] = {}
         self.claimed: set[str] = set()
+        #: Rids of which nothing came yet, and whose abort is told all the same.
+        self.expected: set[str] = set()
         #: Unclaimed rids with something for poll, in the order of arrival.
         self.fresh: OrderedDict[str, None] = OrderedDict()
         self.poll_waits: deque[int] = deque()
@@ -136,6 +138,18 @@ class Channel:
         queue.closed_life = max(queue.closed_life, life)
         return self._arrived(rid, queue)
 
+    def expect(self, rid: str) -> None:
+        """A new use of the rid: poll tells its abort, although nothing of it has come."""
+        if rid not in self.queues:
+            self.expected.add(rid)
+
+    def meet(self, rid: str) -> bool:
+        """Whether the rid is expected: there is a place then for what poll will tell of it."""
+        if rid not in self.expected:
+            return False
+        self.queues.setdefault(rid, RidQueue())
+        return True
+
     def break_off(self, rid: str, life: int, error: ConnectorError) -> tuple[list[Arrived], list[int]]:
         """An abort, or a payload that failed its check: the error comes instead of all that is there.
 
@@ -156,6 +170,7 @@ class Channel:
 
     def _arrived(self, rid: str, queue: RidQueue) -> list[int]:
         """Hand what came to those who wait; what is left of an unclaimed rid is for poll."""
+        self.expected.discard(rid)
         answered: list[int] = []
         while queue.waits and queue.items:
             wait = queue.waits[0]
@@ -249,16 +264,18 @@ class Channel:
         self.fresh.clear()
         return got
 
-    def forget(self, rid: str) -> tuple[list[Arrived], deque[TakeWait]]:
+    def forget(self, rid: str, aborted: int | None = None) -> tuple[list[Arrived], deque[TakeWait]]:
         """The session has finished the rid: its unread payloads go back, its waiting callers are told.
 
-        The life that it has taken from, and older ones, are meant; a newer one that arrived meanwhile is not.
+        The life that it has taken from, and older ones, are meant, or those up to `aborted`; a newer one that arrived
+        meanwhile is not.
         """
         queue = self.queues.get(rid)
         taken = self.taken_life.pop(rid, 0)
         self.claimed.discard(rid)
+        self.expected.discard(rid)
         there = queue.items if queue is not None else ()
-        meant = taken or min((_life(item) for item in there), default=0)
+        meant = aborted or taken or min((_life(item) for item in there), default=0)
         if meant:
             self.finished_life[rid] = max(meant, self.finished_life.pop(rid, 0))
             while len(self.finished_life) > MOST_TAKEN:

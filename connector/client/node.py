@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from connector.client.inbox import Arrived, Channel
 from connector.client.link import Link
+from connector.client.outgoing import Abort
 from connector.client.session import Session
 from connector.client.verbs import SLICE, Verb, run
 from connector.core import names
@@ -107,23 +108,24 @@ class NodeBase:
             with self.session.lock:
                 self.session.requests.drop(request.number)
 
-    def _say(self, rid: str, make: Callable[[], msg.Message]) -> None:
-        """A numbered word about a rid: what was known of it here is forgotten first."""
+    def _open(self, rid: str, *, begin: bool) -> None:
+        """Finish or begin a rid: what was known of it here is forgotten first."""
         self.check_usable()
         names.check_rid(rid)
         session = self.session
         with session.lock:
             session.must_be_open()
+            aborted = None if begin else session.aborted(rid)
             session.outgoing.forget(rid)
-            self._leave(rid)
-            session.post(make())
+            self._leave(rid, aborted)
+            session.post(msg.Begin(0, rid) if begin else msg.Finish(0, rid, aborted is not None))
         self._link.wake()
 
-    def _leave(self, rid: str) -> None:
+    def _leave(self, rid: str, aborted: Abort | None) -> None:
         """Unread payloads of the rid go back; callers that wait for it are told. Lock held."""
         session = self.session
         for channel in session.channels.values():
-            unread, waits = channel.forget(rid)
+            unread, waits = channel.forget(rid, None if aborted is None else aborted.life)
             session.freed.extend((item.arena.uuid, item.hold) for item in unread)
             for wait in waits:
                 session.requests.fail(wait.request, _finished(rid, channel.edge))
@@ -206,16 +208,23 @@ class Node(NodeBase):
 
     def begin(self, rid: str) -> None:
         """Start a new life of the rid: what this node did with it before is over."""
-        self._say(rid, lambda: msg.Begin(0, rid))
+        self._open(rid, begin=True)
 
     def finish(self, rid: str) -> None:
         """This node is done with the rid: its streams end, what it has not read is dropped. Nothing unread by
         others is destroyed."""
-        self._say(rid, lambda: msg.Finish(0, rid))
+        self._open(rid, begin=False)
 
     def abort(self, rid: str, reason: str = "aborted") -> dict[str, Any]:
         """End the rid everywhere. Returns what that freed: payloads, bytes, and payloads still held by readers."""
         return run(self._abort(rid, reason))
+
+    def aborted(self, rid: str) -> str | None:
+        """Why the rid is aborted, if this node has heard so and neither finished nor began it since: puts raise."""
+        names.check_rid(rid)
+        with self.session.lock:
+            abort = self.session.outgoing.aborted.get(rid)
+        return None if abort is None else abort.reason
 
     def flush(self, timeout: float = 30.0) -> None:
         """Wait until the broker has all that was put; raises the first refusal that nobody was told of."""

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from connector.client.requests import new_future
 from connector.core.errors import AlreadyPut, ConnectorError, NotYet, RequestAborted, StreamEnded
@@ -92,12 +92,19 @@ class OutStream:
             self.low += 1
 
 
+class Abort(NamedTuple):
+    """An abort that the session has heard of. `life`: the last that was meant; None before the broker has said so."""
+
+    reason: str
+    life: int | None
+
+
 class Outgoing:
     """The session's lock guards it."""
 
     def __init__(self) -> None:
         self.streams: OrderedDict[tuple[Edge, str], OutStream] = OrderedDict()
-        self.aborted: OrderedDict[str, str] = OrderedDict()
+        self.aborted: OrderedDict[str, Abort] = OrderedDict()
         self.unacked: OrderedDict[int, Numbered] = OrderedDict()
         self.tickets: dict[int, list[Ticket]] = {}
         self.number = 0
@@ -120,14 +127,14 @@ class Outgoing:
 
     def check(self, edge: Edge, rid: str) -> None:
         """Raise what the client knows already: an abort, a poisoned stream, a refused earlier put."""
-        reason = self.aborted.get(rid)
-        if reason is not None:
+        abort = self.aborted.get(rid)
+        if abort is not None:
             self._strays.pop(rid, None)
             raise RequestAborted(
                 "the request was aborted; finish or begin it before the next put",
                 rid=rid,
                 edge=str(edge),
-                reason=reason,
+                reason=abort.reason,
             )
         stream = self.streams.get((edge, rid))
         if stream is None:
@@ -189,13 +196,13 @@ class Outgoing:
         self.aborted.pop(rid, None)
         self._strays.pop(rid, None)
 
-    def abort(self, rid: str, reason: str) -> None:
-        """The rid was aborted: puts raise until finish or begin."""
+    def abort(self, rid: str, reason: str, life: int | None = None) -> None:
+        """The rid was aborted, lives up to `life` of it: puts raise until finish or begin."""
         for edge in list(self._by_rid.get(rid, ())):
             for ticket in self.streams[(edge, rid)].refused or ():
                 self._stray(ticket)
             self._drop((edge, rid))
-        self.aborted[rid] = reason
+        self.aborted[rid] = Abort(reason, life)
         self.aborted.move_to_end(rid)
         while len(self.aborted) > MOST_ABORTED:
             self.aborted.popitem(last=False)
@@ -303,5 +310,7 @@ class Outgoing:
         self.number = self.acked = 0
         for stream in self.streams.values():
             stream.error = stream.error or error
+        # The next broker numbers lives from the start.
+        self.aborted = OrderedDict((rid, abort._replace(life=None)) for rid, abort in self.aborted.items())
         self._tell_flushes(error)
         return again

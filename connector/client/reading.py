@@ -67,7 +67,7 @@ def next_taken(session: Session, channel: Channel, rid: str, timeout: float, str
                 session.post(msg.Claim(channel.edge, channel.reader, rid))
             return found
         if rid in session.outgoing.aborted:
-            reason = session.outgoing.aborted[rid]
+            reason = session.outgoing.aborted[rid].reason
             raise RequestAborted("the request was aborted", rid=rid, edge=str(channel.edge), reason=reason)
         request, wait = _wait(session, channel, rid, timeout, stream)
     session.wake()

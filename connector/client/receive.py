@@ -107,13 +107,15 @@ def _notices(session: Session, message: msg.Notices) -> None:
     """Aborts: puts raise, unread payloads go back, whoever waits for the rid is told."""
     for notice in message.notices:
         session.seen = max(session.seen, notice.number)
-        if not session.reopens(notice.rid):
-            session.outgoing.abort(notice.rid, notice.reason)
+        former = session.reopens(notice.rid)
+        if not former:
+            session.outgoing.abort(notice.rid, notice.reason, notice.life)
         for channel in session.channels.values():
             error = _aborted(notice.rid, notice.reason, channel.edge)
+            told_by_poll = (not former and channel.meet(notice.rid)) or channel.push
             dropped, answered = channel.break_off(notice.rid, notice.life, error)
             session.freed.extend((item.arena.uuid, item.hold) for item in dropped)
-            if notice.rid in channel.claimed or not channel.push:
+            if notice.rid in channel.claimed or not told_by_poll:
                 channel.forget(notice.rid)
             _answered(session, channel, answered)
         for request in session.requests:

@@ -19,7 +19,7 @@ from connector.arena.arena import Arena
 from connector.client import receive
 from connector.client.blocks import BlockCache, ReservedBlock
 from connector.client.inbox import Channel
-from connector.client.outgoing import Numbered, Outgoing, Ticket
+from connector.client.outgoing import Abort, Numbered, Outgoing, Ticket
 from connector.client.requests import GRACE, Request, Requests, new_future
 from connector.core.directory.events import Hold
 from connector.core.errors import BrokerLost, ClientClosed, ConnectorError
@@ -143,6 +143,14 @@ class Session:
         """A finish or begin of the rid is on its way to the broker: an abort that it told before was before that."""
         queued = any(isinstance(m, (msg.Begin, msg.Finish)) and m.rid == rid for m, _ in self.outbound)
         return queued or self.outgoing.reopens(rid, self.applied)
+
+    def aborted(self, rid: str) -> Abort | None:
+        """The rid's abort, if that is the last that this session knows of it: nothing of a later life was read."""
+        abort = self.outgoing.aborted.get(rid)
+        if abort is None or abort.life is None:
+            return abort
+        later = any(channel.taken_life.get(rid, 0) > abort.life for channel in self.channels.values())
+        return None if later else abort
 
     def collect(self) -> list[msg.Message]:
         """What is to be sent now, numbered.

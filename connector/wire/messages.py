@@ -148,10 +148,13 @@ class Begin(Message):
 
 @dataclass(slots=True)
 class Finish(Message):
+    """`aborted`: the sender had heard of the rid's abort, and had nothing of a later life: it means the aborted one."""
+
     code = 12
-    checks = (f.WORD, f.RID)
+    checks = (f.WORD, f.RID, f.flag)
     number: int
     rid: str
+    aborted: bool = False
 
 
 @dataclass(slots=True)

@@ -134,7 +134,7 @@ FIELDS: dict[type[msg.Message], list[Kind]] = {
     msg.Await: [WORD, EDGE, READER, RID, SECONDS],
     msg.Cancel: [WORD],
     msg.Begin: [WORD, RID],
-    msg.Finish: [WORD, RID],
+    msg.Finish: [WORD, RID, FLAG],
     msg.Abort: [WORD, WORD, RID, text(4096)],
     msg.Bye: [many(HOLD, 1_000_000)],
     msg.Pong: [],

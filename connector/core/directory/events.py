@@ -183,8 +183,11 @@ class Began(Event):
 
 @dataclass(frozen=True, slots=True)
 class Finished(Event):
+    """`aborted`: the session means the life that it has heard the abort of."""
+
     number: int
     rid: str
+    aborted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

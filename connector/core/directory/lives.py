@@ -228,14 +228,25 @@ def finished(state: State, event: Finished) -> None:
     """End what the session sends of the rid; drop what it has not read. Unread payloads of others stay.
 
     It means the life that the session is in, and all before it; a newer one whose payloads it was sent,
-    but did not touch, is not meant.
+    but did not touch, is not meant. Nor is one that came after an abort, if the session had not heard of that, or says
+    that it means the aborted one, of which it may have had nothing.
     """
     session, rid = state.session(event.session), event.rid
+    of_the_aborted = event.aborted or tombs.is_unheard(state, session, rid)
     tombs.clear(state, session, rid)
+    for subscription in session.subscriptions.values():
+        subscription.claims.discard(rid)
+    thrown_out = session.thrown_out.pop(rid, None)
+    if not of_the_aborted:
+        _finish_lives(state, session, rid, thrown_out is not None)
+    for edge, reader in session.subscriptions:
+        delivery.touch_rid(state, state.edge(edge), reader, rid)
+
+
+def _finish_lives(state: State, session: Session, rid: str, thrown_out: bool) -> None:
     lives = state.lives.get(rid, ())
     life = session.past.pop(rid, None)
-    thrown_out = session.thrown_out.pop(rid, None)
-    if life is None and thrown_out is not None:
+    if life is None and thrown_out:
         # It means the aborted life that it was in; a newer one, of which it has touched nothing, is not meant.
         return
     life = life or session.bound.get(rid)
@@ -246,10 +257,6 @@ def finished(state: State, event: Finished) -> None:
     life.finished_by.add(session.id)
     for older in [other for other in lives if other.number <= life.number]:
         _finish_life(state, session, older)
-    for subscription in session.subscriptions.values():
-        subscription.claims.discard(rid)
-    for edge, reader in session.subscriptions:
-        delivery.touch_rid(state, state.edge(edge), reader, rid)
 
 
 def _finish_life(state: State, session: Session, life: Life) -> None:

@@ -28,6 +28,17 @@ def refuse_late(state: State, session: Session, edge: Edge, rid: str, seen: int)
     raise RequestAborted("the request was aborted before this put arrived", rid=rid, edge=str(edge), reason=reason)
 
 
+def is_unheard(state: State, session: Session, rid: str) -> bool:
+    """Whether the rid was aborted, and what the session says of it was said before it had heard that."""
+    tomb = state.tombstones.get(rid)
+    return (
+        tomb is not None
+        and tomb.aborted
+        and session.seen < tomb.number
+        and session.cleared.get(rid, tomb.number - 1) < tomb.number
+    )
+
+
 def clear(state: State, session: Session, rid: str) -> None:
     """The session finishes or begins the rid: what it puts from now on is no late put of an aborted life."""
     tomb = state.tombstones.get(rid)

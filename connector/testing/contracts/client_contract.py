@@ -12,10 +12,11 @@ The broker's pool should be small (8 MiB): some tests fill it.
 
 from __future__ import annotations
 
+from connector.testing.contracts.client_aborts import AbortContract
 from connector.testing.contracts.client_lives import LifeContract
 from connector.testing.contracts.client_puts import PutContract
 from connector.testing.contracts.client_reads import ReadContract
 
 
-class ClientContract(PutContract, ReadContract, LifeContract):
+class ClientContract(PutContract, ReadContract, LifeContract, AbortContract):
     """All of it."""

@@ -1,4 +1,4 @@
-"""Contract of a client, how requests begin and end: finish, abort, begin, flush, close, and a reader that leaves."""
+"""Contract of a client, how requests begin and end: finish, begin, flush, close, and a reader that leaves."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ VERBS: dict[str, Callable[[NodeFace, EdgeFace], Any]] = {
     "stream": lambda node, edge: list(edge.stream("r", timeout=0)),
     "poll": lambda node, edge: edge.poll(),
     "wait": lambda node, edge: edge.wait(0),
+    "expect": lambda node, edge: edge.expect("r"),
     "begin": lambda node, edge: node.begin("r"),
     "finish": lambda node, edge: node.finish("r"),
     "abort": lambda node, edge: node.abort("r"),
@@ -111,111 +112,6 @@ class LifeContract:
             failed |= arrived.failed
         assert found == [0] and isinstance(failed[bench.rid], errors.StreamGap)
         assert not into.poll()
-
-    def test_an_abort_ends_a_request_everywhere_and_reports(self, bench: Bench) -> None:
-        """How many payloads and bytes it freed, and how many a reader still has."""
-        out, into = bench.ends()
-        for i in range(3):
-            out.put(bench.rid, number(i), last=False)
-        view = into.take(bench.rid, timeout=PATIENCE)["n"]
-        bench.writer.flush()
-        report = bench.writer.abort(bench.rid, "the user left")
-        assert report["held"] >= 1 and report["payloads"] + report["held"] == 3
-        assert report["bytes"] == 32 * report["payloads"]
-        bench.reader.status()
-        with pytest.raises(errors.RequestAborted) as told:
-            into.take(bench.rid, timeout=PATIENCE)
-        assert told.value.facts["reason"] == "the user left"
-        assert view.tolist() == [0, 0, 0, 0]
-        del view
-        bench.eventually(lambda: bench.row()["payloads_live"] == 0)
-
-    def test_an_abort_of_nothing_reports_nothing(self, bench: Bench) -> None:
-        """It is no error."""
-        report = bench.writer.abort(bench.name("never heard of"))
-        assert (report["payloads"], report["bytes"], report["held"]) == (0, 0, 0)
-
-    def test_an_abort_reaches_who_waits(self, bench: Bench) -> None:
-        """RequestAborted, with rid, edge and reason, at a take and at poll."""
-        out, into = bench.ends()
-        waiting = bench.start(lambda: into.take(bench.rid, timeout=PATIENCE))
-        bench.until_waiting(bench.reader_stage)
-        bench.writer.abort(bench.rid, "why not")
-        with pytest.raises(errors.RequestAborted) as told:
-            waiting.result(PATIENCE)
-        facts = told.value.facts
-        assert (facts["rid"], facts["edge"], facts["reason"]) == (bench.rid, str(into.name), "why not")
-        into.poll()
-        out.put(bench.name("other"), number(0), last=False)
-        assert into.wait(PATIENCE)
-        bench.writer.abort(bench.name("other"))
-        failed: dict[str, errors.ConnectorError] = {}
-        while not failed:
-            assert into.wait(PATIENCE)
-            failed |= into.poll().failed
-        assert isinstance(failed[bench.name("other")], errors.RequestAborted)
-
-    @pytest.mark.parametrize("verb", ["finish", "begin"])
-    def test_after_an_abort_puts_raise_until_the_request_is_opened_again(self, bench: Bench, verb: str) -> None:
-        """In every session that saw it; finish or begin makes it a new request."""
-        out, into = bench.ends()
-        out.put(bench.rid, number(0), last=False)
-        bench.writer.flush()
-        bench.reader.abort(bench.rid, "enough")
-        bench.reader.finish(bench.rid)
-        bench.reader.flush()
-        bench.writer.status()
-        for call in (
-            lambda: out.put(bench.rid, number(1)),
-            lambda: out.end(bench.rid),
-            lambda: out.put_many({bench.name("other"): number(0), bench.rid: number(1)}),
-        ):
-            with pytest.raises(errors.RequestAborted) as told:
-                call()
-            facts = told.value.facts
-            assert (facts["rid"], facts["edge"], facts["reason"]) == (bench.rid, str(out.name), "enough")
-        getattr(bench.writer, verb)(bench.rid)
-        out.put(bench.rid, number(2))
-        assert values([into.take(bench.rid, timeout=PATIENCE)]) == [2]
-        with pytest.raises(errors.UnknownRequest):
-            into.take(bench.name("other"), timeout=0)
-
-    def test_the_session_that_aborts_has_seen_it(self, bench: Bench) -> None:
-        """Its next put raises at once."""
-        out, _ = bench.ends()
-        out.put(bench.rid, number(0), last=False)
-        bench.writer.abort(bench.rid, "mine")
-        with pytest.raises(errors.RequestAborted):
-            out.put(bench.rid, number(1))
-
-    def test_a_put_that_meets_an_abort_on_the_way_is_not_delivered(self, bench: Bench) -> None:
-        """It raises, or its ticket holds RequestAborted; the reader never sees it."""
-        out, into = bench.ends()
-        for i in range(20):
-            rid = bench.name(f"r{i}")
-            out.put(rid, number(0), last=False)
-            bench.writer.flush()
-            bench.reader.abort(rid)
-            with pytest.raises(errors.RequestAborted):
-                out.put(rid, number(1), last=True)
-                bench.writer.flush()
-            with pytest.raises(errors.RequestAborted):
-                into.take(rid, timeout=0)
-        assert bench.row()["payloads_live"] == 0
-
-    def test_an_abort_ends_a_put_that_waits_for_room(self, bench: Bench) -> None:
-        """RequestAborted, not the deadline."""
-        out, _ = bench.ends()
-        pool = bench.writer.status()["pool_bytes"]
-        for index in range(3):
-            out.put(bench.name("full"), number(0, pool // 32), index=index)
-        late = bench.start(lambda: out.put(bench.name("late"), number(0, pool // 32), timeout=PATIENCE))
-        bench.until_waiting(bench.writer_stage, "waiting_puts")
-        bench.reader.abort(bench.name("late"))
-        with pytest.raises(errors.RequestAborted) as told:
-            late.result(PATIENCE)
-        assert told.value.facts["rid"] == bench.name("late")
-        assert bench.reader.abort(bench.name("full"))["payloads"] == 3
 
     def test_begin_starts_a_new_life(self, bench: Bench) -> None:
         """What the writer had open of the rid ends; the next chunk is number 0 of another life."""

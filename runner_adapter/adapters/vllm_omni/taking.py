@@ -127,7 +127,7 @@ class Taker:
                 if empty or now - claim.done_at >= LIE_SECONDS:
                     del self._claims[place]
                 if not empty and place not in self._claims:
-                    log.warning("nobody came within %d s for %s: %s", LIE_SECONDS, place, error or "a payload")
+                    log.warning("nobody came within %d s for %s: %s", LIE_SECONDS, place, str(error or "a payload"))
 
     def close(self) -> None:
         """Give up what is claimed, leave the broker, end the thread. Idempotent."""

@@ -90,8 +90,8 @@ class Rig:
                 self.seen[session] = max(self.seen[session], effect.notices[-1].number)
         return self.handle(ev.Heard(self.now, session, self.seen[session]))
 
-    def finish(self, session: int, rid: str) -> list[ef.Effect]:
-        return self.handle(ev.Finished(self.now, session, self.number(session), rid))
+    def finish(self, session: int, rid: str, aborted: bool = False) -> list[ef.Effect]:
+        return self.handle(ev.Finished(self.now, session, self.number(session), rid, aborted))
 
     def begin(self, session: int, rid: str) -> list[ef.Effect]:
         return self.handle(ev.Began(self.now, session, self.number(session), rid))

@@ -270,3 +270,31 @@ def test_a_finish_that_follows_an_abort_leaves_the_next_life_although_nothing_wa
     rig.put(writer, "a", 1, last=True, tag="newer")
     # What was under way arrives all the same; a client lets it go.
     assert tags(rig.read(reader)) == ["", "new", "newer"]
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_a_finish_of_an_aborted_life_of_which_nothing_had_come_leaves_the_next(rig: Any, heard: bool) -> None:
+    """The reader finishes before it has heard of the abort, or says that it has."""
+    writer, reader = rig.join(), rig.reader()
+    rig.abort(writer, "a")
+    rig.finish(writer, "a")
+    rig.put(writer, "a", 0, tag="new")
+    if heard:
+        rig.hear(reader)
+    rig.finish(reader, "a", aborted=heard)
+    rig.put(writer, "a", 1, last=True, tag="newer")
+    assert tags(rig.read(reader)) == ["new", "newer"]
+
+
+def test_a_finish_after_the_request_was_opened_again_means_the_new_one(rig: Any) -> None:
+    """Although the word of the abort is still on its way to its session."""
+    writer, reader = rig.join(), rig.reader()
+    rig.abort(writer, "a")
+    for _ in range(2):
+        rig.finish(reader, "a")
+    rig.finish(writer, "a")
+    rig.put(writer, "a", 0, tag="new")
+    rig.finish(reader, "a")
+    rig.put(writer, "a", 1, last=True, tag="newer")
+    # What was under way arrives all the same; a client lets it go.
+    assert tags(rig.read(reader)) == ["new"]
