@@ -39,6 +39,10 @@ class WatchedTalker(TalkerStage):
         self.ran: list[list[str]] = []
         self.starts: dict[str, int] = {}
 
+    @property
+    def seen(self) -> dict[str, Any]:
+        return {"ran": self.ran, "starts": self.starts}
+
     def forward(self, plan: StepPlan, *args: Any, **kwargs: Any) -> StepOutput:
         self.ran.append(list(plan.rids))
         starting = [row.rid for row in plan.rows if row.prefill]
@@ -160,7 +164,5 @@ def run(
         join_failures(station, pipe)
         runner = kinds[stage](station, [Request(**request) for request in requests], folder)
         runner.run()
-        seen = {"failed": {rid: str(error) for rid, error in runner.failed.items()}}
-        if isinstance(runner, WatchedTalker):
-            seen |= {"ran": runner.ran, "starts": runner.starts}
-        return {**station.report(), "seen": seen}
+        failed = {rid: str(error) for rid, error in runner.failed.items()}
+        return {**station.report(), "seen": {"failed": failed, **getattr(runner, "seen", {})}}

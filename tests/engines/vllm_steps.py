@@ -7,7 +7,7 @@ one rank. V2 needs more: see v2_twins.py. Steps are the scheduler's own, preempt
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -169,10 +169,19 @@ class Loop:
         return self.runner.adapter
 
     def add(
-        self, rid: str, *prompt: int, tokens: int = 16, resumable: bool = False, extra: Any = None, **brings: Any
+        self,
+        rid: str,
+        *prompt: int,
+        tokens: int = 16,
+        stop: Sequence[int] = (),
+        resumable: bool = False,
+        extra: Any = None,
+        **brings: Any,
     ) -> None:
-        """A new request, or the next part of its input; it ends after so many `tokens`."""
-        params = SamplingParams(max_tokens=tokens, temperature=0.0, extra_args=extra, ignore_eos=True)
+        """A new request, or the next part of its input; it ends after so many `tokens`, or with one of `stop`."""
+        params = SamplingParams(
+            max_tokens=tokens, temperature=0.0, stop_token_ids=list(stop), extra_args=extra, ignore_eos=True
+        )
         self.scheduler.add_request(Request(rid, list(prompt), params, None, resumable=resumable))
         self.brings[rid] = brings
 
