@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from runner_adapter.buffer import ModelIntermediateBuffer
     from runner_adapter.config import AdapterConfig, TransferConfig
+    from runner_adapter.connecting import connect_adapter
     from runner_adapter.hooks import Hooks
     from runner_adapter.inbox import Arrived, Inbox
     from runner_adapter.kwargs import forward_kwargs, read_kwargs
@@ -59,6 +60,7 @@ _HOMES = {
     "TransferConfig": "config",
     "as_tensor": "values",
     "as_value": "values",
+    "connect_adapter": "connecting",
     "cut": "outputs",
     "flatten": "naming",
     "forward_kwargs": "kwargs",
@@ -94,6 +96,7 @@ __all__ = [
     "TransferConfig",
     "as_tensor",
     "as_value",
+    "connect_adapter",
     "cut",
     "flatten",
     "forward_kwargs",

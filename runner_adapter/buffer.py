@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from connector import errors
+from runner_adapter import legacy
 from runner_adapter.config import TransferConfig
-from runner_adapter.merge import PROCESSED_TOKENS, MergeRules, merged
+from runner_adapter.merge import PROCESSED_TOKENS, Blocks, MergeRules, merged
 from runner_adapter.naming import Naming, flatten, name_of, nest
 from runner_adapter.requests import check_rid, unknown
 from runner_adapter.values import Device
@@ -25,7 +26,7 @@ MOST_FINISHED = 65_536
 class _Held:
     """One request's map: by name, and as it is shown. Both are replaced together, never changed."""
 
-    __slots__ = ("given", "keys", "names", "shown", "step")
+    __slots__ = ("blocks", "given", "keys", "names", "shown", "step")
 
     def __init__(self) -> None:
         self.names: dict[str, torch.Tensor] = {}
@@ -36,6 +37,8 @@ class _Held:
         self.given: dict[str, str] = {}
         #: The last step whose payloads were merged.
         self.step: int | None = None
+        #: For rows that are appended.
+        self.blocks: Blocks = {}
 
 
 class ModelIntermediateBuffer:
@@ -45,16 +48,25 @@ class ModelIntermediateBuffer:
     merged (see `merge.merged`) into a new map: one that was handed out never changes. An update that is refused
     changes nothing: InvalidPayload or UnsupportedTensor, with rid and name. An update for an unknown rid is
     UnknownRequest, with near matches; for a finished one it is dropped and counted.
+
+    `plain_values`: values that are no tensors become tensors in what hooks and engines give, as `legacy.tensors` does
+    it; what the connector brings is tensors in any case.
     """
 
     def __init__(
-        self, config: TransferConfig | None = None, *, rules: MergeRules | None = None, device: Device = "cpu"
+        self,
+        config: TransferConfig | None = None,
+        *,
+        rules: MergeRules | None = None,
+        device: Device = "cpu",
+        plain_values: bool = False,
     ) -> None:
         self.rules = rules or MergeRules()
         #: Where names of `rules.gpu_resident` live; all others are on the host.
         self.device = torch.device(device)
         config = TransferConfig.disabled() if config is None else config
         self._naming, self._templates = Naming(config), config.templates
+        self._plain_values = plain_values
         self._held: dict[str, _Held] = {}
         self._finished: OrderedDict[str, None] = OrderedDict()
         self._counts = {"merged": 0, "dropped_finished": 0, "refused": 0}
@@ -136,7 +148,7 @@ class ModelIntermediateBuffer:
             if held is not None:
                 start = {PROCESSED_TOKENS: torch.zeros((), dtype=torch.int64, device="cpu")}
                 given = {} if update is None else self._by_name(rid, held, update)
-                self._store(rid, held, held.names, [given, start])
+                self._store(rid, held, held.names, [given, start], segment=True)
 
     # -- reads ------------------------------------------------------------------------------------
 
@@ -174,6 +186,8 @@ class ModelIntermediateBuffer:
         for rid, held in self._held.items():
             if list(held.shown) != [held.keys[name] for name in held.names]:
                 raise errors.InvariantBroken("a map does not show its names", rid=rid, keys=list(held.shown))
+            if not held.blocks.keys() <= held.names.keys():
+                raise errors.InvariantBroken("rows are kept that no map shows", rid=rid, names=list(held.blocks))
             for name, tensor in held.names.items():
                 place = self.device.type if self.rules.is_resident(name) else "cpu"
                 if tensor is not held.shown[held.keys[name]] or tensor.device.type != place or tensor.requires_grad:
@@ -214,7 +228,7 @@ class ModelIntermediateBuffer:
             named = {self._given(rid, held, key): value for key, value in update.items()}
             if len(named) < len(update):
                 raise errors.InvalidPayload("a name and its key are given at once", keys=[str(key) for key in update])
-            update = named
+            update = legacy.tensors(named, rid=rid) if self._plain_values else named
         return flatten(update)
 
     def _given(self, rid: str, held: _Held, key: Any) -> Any:
@@ -229,15 +243,24 @@ class ModelIntermediateBuffer:
                 held.given[key] = key
         return held.given[key]
 
-    def _store(self, rid: str, held: _Held, base: Mapping[str, torch.Tensor], updates: list[dict[str, Any]]) -> None:
+    def _store(
+        self,
+        rid: str,
+        held: _Held,
+        base: Mapping[str, torch.Tensor],
+        updates: list[dict[str, Any]],
+        segment: bool = False,
+    ) -> None:
         """The one merge of a call; nothing is changed before all of it succeeded."""
-        names = merged(base, updates, self.rules, self.device)
+        names = merged(base, updates, self.rules, self.device, held.blocks, segment=segment)
         for name in names.keys() - held.keys.keys():
             held.keys[name] = self._naming.key(rid, name) or name
         shown = {held.keys[name]: tensor for name, tensor in names.items()}
         if len(shown) < len(names):
             raise errors.InvalidPayload("a name is another's key", keys=list(shown))
         held.names, held.shown = names, MappingProxyType(shown)
+        for name in held.blocks.keys() - names.keys():
+            del held.blocks[name]
         self._counts["merged"] += 1
 
 

@@ -68,7 +68,7 @@ class Hooks:
     """The hooks of one model, looked up once: build this after the engine has wrapped the model.
 
     A model has them if it says so: `has_preprocess`, `has_postprocess` (runner). UsageError if it says so and the
-    hook is not callable. `has_talker_mtp`: its preprocess gives `mtp_inputs` for decode rows.
+    hook is not callable. `has_talker_mtp`: it has a preprocess, which gives `mtp_inputs` for decode rows.
 
     A request whose hook raises, gives what does not fit (InvalidPayload) or whose update is refused is in `failures`
     with its first error; its rows and its map are as they were, and the others go on. A request that is there
@@ -78,7 +78,7 @@ class Hooks:
     def __init__(self, model: object) -> None:
         self._preprocess = _hook(model, "preprocess")
         self._postprocess = _hook(model, "postprocess")
-        self.has_talker_mtp = getattr(model, "talker_mtp", None) is not None
+        self.has_talker_mtp = self._preprocess is not None and getattr(model, "talker_mtp", None) is not None
 
     def preprocess(
         self,

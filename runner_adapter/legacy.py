@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from connector import errors
-from runner_adapter import values
-from runner_adapter.naming import flatten
+from runner_adapter import phases, values
+from runner_adapter.naming import MAX_DEPTH, flatten
 from runner_adapter.phases import renamed
 
 #: Dtypes that an old payload may name, by torch's names and other names of the same dtypes. Quantised dtypes are not
@@ -37,13 +37,14 @@ _MAX_DIM = 2**63 - 1
 _FORMS = ("tensor_data", "list_data", "scalar_data")
 
 
-def decode(payload: object, *, rid: str) -> dict[str, torch.Tensor]:
+def decode(payload: object, *, rid: str, warns: bool = False) -> dict[str, torch.Tensor]:
     """The tensors of an old payload by dotted name; {} for an empty one.
 
     `payload`: an object with `entries`, name -> (tensor_data, tensor_shape and tensor_dtype, or list_data, or
     scalar_data); or a mapping, nested or with dotted names, of tensors and plain values, in which None and {} say
     that there is nothing. Values that are no tensors become what `values.as_tensor` makes of them: 0, False, "" and
-    [] are values. Tensors of a mapping are handed on as they are; those made here own their memory.
+    [] are values. Tensors of a mapping are handed on as they are; those made here own their memory. `warns`: as
+    `tensors` does, of values that no old name has warned of.
 
     InvalidPayload, with rid and entry: an entry with none or two of the three forms (PR: all three must survive),
     bytes that do not fit the shape, a value that no tensor holds, a name that stands twice. UnsupportedTensor: a
@@ -54,8 +55,19 @@ def decode(payload: object, *, rid: str) -> dict[str, torch.Tensor]:
         known = renamed(name) if isinstance(name, str) else name
         if known in found:
             raise errors.InvalidPayload("a name stands twice", rid=rid, entry=str(name))
-        found[known] = _tensors(value, rid, str(name))
+        found[known] = _tensors(value, rid, _entry_name(name), warns)
     return flatten(_there(found), rid=rid)
+
+
+def tensors(update: Mapping[Any, Any], *, rid: str) -> dict[Any, Any]:
+    """An update under the names of now, nested or flat as it was given, with a tensor for every plain value: what
+    phases 1 and 2 take of hooks and engines, and phase 3 refuses.
+
+    As `decode` has it: None and {} say that there is nothing, tensors are handed on as they are. A plain value is
+    warned of, once a name: phase 3 will not take it. InvalidPayload, with rid and entry: a value that no tensor holds.
+    """
+    found = {name: _tensors(value, rid, _entry_name(name), True) for name, value in _there(update).items()}
+    return _there(found)
 
 
 def prompt_embeds(value: object, *, rid: str) -> torch.Tensor | None:
@@ -135,15 +147,28 @@ def _from_bytes(data: object, shape: object, dtype: object, *, rid: str, entry: 
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(found).reshape(shape)
 
 
-def _tensors(value: Any, rid: str, entry: str) -> Any:
+def _tensors(value: Any, rid: str, entry: str, warns: bool, depth: int = 1) -> Any:
     """The value with every leaf a tensor. A list stays a list only around tensors and mappings."""
     if isinstance(value, torch.Tensor):
         return value
+    if depth > MAX_DEPTH:
+        raise errors.InvalidPayload(
+            "mappings or lists are nested too deeply", rid=rid, entry=entry[:80], limit=MAX_DEPTH
+        )
     if isinstance(value, Mapping):
-        return _there({name: _tensors(part, rid, entry) for name, part in _there(value).items()})
+        parts = _there(value).items()
+        return _there({name: _tensors(part, rid, f"{entry}.{name}", warns, depth + 1) for name, part in parts})
     if isinstance(value, list | tuple) and any(isinstance(leaf, torch.Tensor | Mapping) for leaf in _leaves(value)):
-        return [_tensors(part, rid, entry) for part in value]
-    return values.as_tensor(value, rid=rid, entry=entry)
+        return [_tensors(part, rid, entry, warns, depth + 1) for part in value]
+    found = values.as_tensor(value, rid=rid, entry=entry)
+    if warns:
+        phases.warn_once(f"a value that is no tensor, under {entry[:80]},", "a tensor")
+    return found
+
+
+def _entry_name(name: object) -> str:
+    """As it is told. A pair is a dotted name."""
+    return ".".join(map(str, name)) if isinstance(name, tuple) else str(name)
 
 
 def _there(names: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -155,9 +180,10 @@ def _is_empty(value: object) -> bool:
     return isinstance(value, Mapping) and not value
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, list | tuple):
+def _leaves(value: Any, depth: int = 1) -> Iterator[Any]:
+    """What lists in lists hold, as far as they may be nested."""
+    if isinstance(value, list | tuple) and depth <= MAX_DEPTH:
         for part in value:
-            yield from _leaves(part)
+            yield from _leaves(part, depth + 1)
     else:
         yield value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -21,9 +21,16 @@ Name = str | tuple[str, str]
 PROCESSED_TOKENS = "meta.num_processed_tokens"
 KEPT = (PROCESSED_TOKENS, "meta.resumable")
 
+#: By rule, the attribute of a model that declares it (the runner).
+_DECLARED = {"gpu_resident": "gpu_resident_buffer_keys", "by_segment": "streaming_accumulated_keys"}
+
 #: Where the next part of a name begins, and what then stands before it.
 _OPENS = {".": "mapping", "[": "mapping", "<": "list"}
 _OPENING = re.compile(r"[.\[<]")
+
+
+#: By name, where the rows of names stand that grow.
+Blocks = MutableMapping[str, values.Growing]
 
 
 class Span(NamedTuple):
@@ -37,7 +44,8 @@ class MergeRules:
     """What a model declares of its names. `gpu_resident` and `kept` mean all that stands below a name, too.
 
     gpu_resident: they stay on the device, as clones (the runner's `gpu_resident_buffer_keys`). accumulated: rows
-    [n, ...] are appended on dim 0 (its `streaming_accumulated_keys`). spans: name -> (start name, end name), rows of
+    [n, ...] are appended on dim 0, by every update. by_segment: by a further segment of input, while any other update
+    replaces them (its `streaming_accumulated_keys`). spans: name -> (start name, end name), rows of
     an absolute sequence. kept: they survive a snapshot that does not hold them. row_axes: name -> the axis that runs
     over a batch's rows, 0 or more.
 
@@ -45,19 +53,21 @@ class MergeRules:
     contradict each other.
     """
 
-    __slots__ = ("accumulated", "gpu_resident", "kept", "row_axes", "spans")
+    __slots__ = ("accumulated", "by_segment", "gpu_resident", "kept", "row_axes", "spans")
 
     def __init__(
         self,
         *,
         gpu_resident: Iterable[Name] = (),
         accumulated: Iterable[Name] = (),
+        by_segment: Iterable[Name] = (),
         spans: Mapping[Name, tuple[Name, Name]] | None = None,
         kept: Iterable[Name] = KEPT,
         row_axes: Mapping[Name, int] | None = None,
     ) -> None:
         self.gpu_resident = _names("gpu_resident", gpu_resident)
         self.accumulated = _names("accumulated", accumulated)
+        self.by_segment = _names("by_segment", by_segment)
         self.kept = _names("kept", kept)
         self.spans: Mapping[str, Span] = MappingProxyType(
             {_name("spans", name): _span(name, ends) for name, ends in (spans or {}).items()}
@@ -67,6 +77,13 @@ class MergeRules:
         )
         self._check_apart()
 
+    @classmethod
+    def of(cls, model: object, **more: Any) -> MergeRules:
+        """The rules that a model declares by the attributes of vLLM-Omni's runner, `gpu_resident_buffer_keys` and
+        `streaming_accumulated_keys`; `more` takes their place, or says what they do not. Raises as the class does."""
+        declared = {rule: getattr(model, name, None) or () for rule, name in _DECLARED.items()}
+        return cls(**{**declared, **more})
+
     def is_resident(self, name: str) -> bool:
         return _covered(name, self.gpu_resident)
 
@@ -75,11 +92,12 @@ class MergeRules:
 
     def _check_apart(self) -> None:
         ends = [end for span in self.spans.values() for end in span]
-        for name in [*self.accumulated, *self.spans, *ends]:
+        for name in [*self.accumulated, *self.by_segment, *self.spans, *ends]:
             if "<" in name:
                 raise errors.UsageError("a list is replaced as a whole: no rule for one place", name=name)
-        for name in [*self.spans, *ends]:
-            if name in self.accumulated or [*self.spans, *ends].count(name) > 1:
+        grows = [*self.accumulated, *self.by_segment, *self.spans, *ends]
+        for name in grows:
+            if grows.count(name) > 1:
                 raise errors.UsageError("a name has two rules of how its rows grow", name=name)
         for name in ends:
             if self.is_resident(name):
@@ -94,19 +112,27 @@ def merged(
     updates: Iterable[Mapping[str, Any]],
     rules: MergeRules,
     device: Device,
+    blocks: Blocks,
+    *,
+    segment: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """A new map by name: `current`, and over it the updates in order, in one go; `current` is not changed.
+    """A new map by name: `current`, and over it the updates in order, in one go; `current` is not changed. `segment`:
+    they are a further segment of input.
 
     What is stored anew owns its memory, on `device` if it is resident, else on the host. No row is copied twice, and
     what a later update replaces not at all. `current`'s own tensor in an update is no news: nothing is copied,
     and no row appended. A tensor takes the place of a mapping of its name, and the other way round; a list
     that of the list.
 
+    `blocks` are kept for the next merge, so that its appends copy the new rows alone (`values.Growing`). Whichever map
+    it begins with, and also if it is refused, all maps that were made with these blocks stay as they are.
+
     Raises, with the name: InvalidPayload (no Tensor; rows that do not fit those before; a span with a gap, without
     its ends, or with ends that are no 0-dim int64 or do not count its rows; a tensor and a mapping of one name in one
     update) and UnsupportedTensor.
     """
     made = {name: [tensor] for name, tensor in current.items()}
+    appended = rules.accumulated | rules.by_segment if segment else rules.accumulated
     for update in updates:
         places = _places(update)
         # Names that are there already leave all others in place, but for those of a list.
@@ -117,19 +143,24 @@ def merged(
         for name, span in rules.spans.items():
             _continue_span(made, found, name, span)
         for name, tensor in found.items():
-            if name not in rules.accumulated:
+            if name not in appended:
                 made[name] = [tensor]
             elif not any(tensor is piece for piece in made.get(name, ())):
                 made[name] = [*made.get(name, ()), _rows(tensor, name)]
-    return {name: _stored(name, pieces, current.get(name), rules, device) for name, pieces in made.items()}
+    return {name: _stored(name, pieces, current.get(name), rules, device, blocks) for name, pieces in made.items()}
 
 
 def _stored(
-    name: str, pieces: list[torch.Tensor], there: torch.Tensor | None, rules: MergeRules, device: Device
+    name: str, pieces: list[torch.Tensor], there: torch.Tensor | None, rules: MergeRules, device: Device, blocks: Blocks
 ) -> torch.Tensor:
     if len(pieces) == 1 and pieces[0] is there:
         return there
-    return values.joined(pieces, device if rules.is_resident(name) else "cpu", name=name)
+    place = device if rules.is_resident(name) else "cpu"
+    if pieces[0] is not there:
+        # These may be all that ever come: there is no room behind them.
+        blocks.pop(name, None)
+        return values.joined(pieces, place, name=name)
+    return blocks.setdefault(name, values.Growing()).append(there, pieces[1:], place, name=name)
 
 
 def _continue_span(made: dict[str, list[torch.Tensor]], update: dict[str, torch.Tensor], name: str, span: Span) -> None:

@@ -58,6 +58,11 @@ class Outbox:
         self._step = -1
         self._closed = False
 
+    @property
+    def background(self) -> bool:
+        """Whether a thread puts the steps."""
+        return self._behind is not None
+
     def __iter__(self) -> Iterator[str]:
         """Rids sent and not finished."""
         return iter(list(self._streams))

@@ -70,7 +70,7 @@ def _joined(new: Any, old: Any, phase: Phase, rid: str) -> dict[str, torch.Tenso
         phases.met(phases.REQUEST_FIELD, phase, rid=rid)
     found = {} if old is None else legacy.decode(old, rid=rid)
     if new is not None:
-        found |= flatten(new, rid=rid) if phase is Phase.CLEAN else legacy.decode(new, rid=rid)
+        found |= flatten(new, rid=rid) if phase is Phase.CLEAN else legacy.decode(new, rid=rid, warns=True)
     # A tensor of one field may be a mapping of the other.
     nest(found, rid=rid)
     return found

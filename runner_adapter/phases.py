@@ -56,6 +56,8 @@ OLD_NAMES: Mapping[str, Old] = {
 _OLD_LAYER = re.compile(r"\Ahidden_states\.layer_(0|[1-9][0-9]*)\Z")
 
 _logger = logging.getLogger("runner_adapter")
+#: Names that are warned of, at most: a model may make up new ones for ever.
+MOST_WARNED = 1000
 #: Old name -> the call that warned. `setdefault` decides between threads.
 _warned: dict[str, object] = {}
 
@@ -88,9 +90,9 @@ def met(old: str, phase: Phase, **facts: Any) -> None:
 
 
 def warn_once(old: str, new: str) -> None:
-    """Log, once per process and old name, that it is deprecated and what to use."""
+    """Log, once per process and old name, that it is deprecated and what to use; of MOST_WARNED names at most."""
     mine = object()
-    if _warned.setdefault(old, mine) is mine:
+    if len(_warned) < MOST_WARNED and _warned.setdefault(old, mine) is mine:
         _logger.warning("%s is deprecated: use %s", old, new)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -22,6 +24,7 @@ from runner_adapter.outputs import StageOutput, cut
 from runner_adapter.phases import Phase
 from runner_adapter.plan import StepPlan
 from runner_adapter.requests import Requests, StepChange, unknown
+from runner_adapter.staging import DeviceRows
 from runner_adapter.talker import Talker
 from runner_adapter.values import Device
 
@@ -35,6 +38,8 @@ class Source(Protocol):
     def pull(self, ready: Iterable[str]) -> Arrived: ...
 
     def waiting(self, rids: Iterable[str]) -> set[str]: ...
+
+    def begin(self, rid: str) -> None: ...
 
     def fail(self, rid: str, error: ConnectorError) -> None: ...
 
@@ -51,11 +56,15 @@ class Received(NamedTuple):
 class RunnerAdapter:
     """What a stage's runner calls, in this order in every step; one thread: the model's.
 
-    begin_step, receive, preprocess, forward_kwargs, (the forward), postprocess, send, failures.
+    begin_step, receive, preprocess, (stage), forward_kwargs, (the forward), postprocess, send, failures.
 
     `inbox` and `outbox` may be None: a first stage reads nothing, a last one sends nothing. A stage that only reads
     gives its node's `abort`, by which the others are told of a failure; a stage that sends tells them through its
-    outbox. `form` is that of the maps which forward is given: "keys", "names" or "nested" (maps.py).
+    outbox. `form` is that of the maps which forward is given: "keys", "names" or "nested" (maps.py). `rows` are the
+    names whose rows `stage` lays where a captured graph reads them. In migration phases 1 and 2 hooks and engines may
+    give values that are no tensors, which become tensors (migration.md); in phase 3 that is a failure.
+
+    UsageError: a stage that only reads without `abort`; a model whose preprocess gives `mtp_inputs` without a `talker`.
 
     A request that fails anywhere is out of the later parts of the step and of later steps, until it is finished; its
     input and output are aborted, so that the other stages hear at once. `failures` tells the runner, once each.
@@ -73,21 +82,47 @@ class RunnerAdapter:
         outbox: Outbox | None = None,
         abort: Callable[[str, str], object] | None = None,
         talker: Talker | None = None,
+        rows: DeviceRows | None = None,
         aux_layers: Sequence[int] = (),
         form: Form = "keys",
     ) -> None:
         if inbox is not None and outbox is None and abort is None:
             raise errors.UsageError("a stage that only reads needs its node's abort, to tell the others of failures")
+        self.hooks, self.talker, self.rows = Hooks(model), talker, rows
+        if self.hooks.has_talker_mtp and talker is None:
+            raise errors.UsageError(
+                "the model has talker_mtp, and what its preprocess gives for it would be lost: "
+                "pass talker=Talker(model, max_rows=…, dtype=…, device=…)",
+                model=type(model).__name__,
+            )
         self.phase = Phase((settings or AdapterConfig()).migration_phase)
-        self.buffer = ModelIntermediateBuffer(config, rules=rules, device=device)
+        plain_values = self.phase is not Phase.CLEAN
+        rules = MergeRules.of(model) if rules is None else rules
+        self.buffer = ModelIntermediateBuffer(config, rules=rules, device=device, plain_values=plain_values)
         self.requests = Requests()
-        self.hooks, self.talker = Hooks(model), talker
         self.inbox, self.outbox = inbox, outbox
         self._aux_layers, self._form = tuple(aux_layers), form
         #: The last step that received.
         self._received = 0
         self._ended: set[str] = set()
         self._failed = Failing(inbox, abort if outbox is None else outbox.abort)
+        self._owned = ExitStack()
+
+    def owns(self, stack: ExitStack) -> None:
+        """What `close` closes: nodes and an outbox that were made for this adapter."""
+        self._owned = stack
+
+    def close(self) -> None:
+        """Close what the adapter owns (`connect_adapter`); what it was given stays open. Idempotent."""
+        self._owned.close()
+
+    def __enter__(self) -> RunnerAdapter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     # -- the beginning of a step ------------------------------------------------------------------
 
@@ -105,6 +140,9 @@ class RunnerAdapter:
         for rid in change.added:
             # What a row of no request failed at is not the request's that has its id now.
             self._failed.forget(rid)
+            for end in (self.inbox, self.outbox):
+                if end is not None:
+                    end.begin(rid)
             self.buffer.add(rid)
             if initial[rid]:
                 self._update(rid, self.buffer.merge, initial[rid])
@@ -154,7 +192,10 @@ class RunnerAdapter:
         if self.inbox is None:
             return Received(set(), set())
         arrived = self.inbox.pull(rid for rid in self.requests if self.requests.is_active(rid))
-        for rid, error in {**self.buffer.receive(self.requests.steps, arrived.payloads), **arrived.failed}.items():
+        refused = self.buffer.receive(self.requests.steps, arrived.payloads)
+        for rid, error in arrived.failed.items():
+            self._failed.add(rid, error, ended=isinstance(error, errors.RequestAborted))
+        for rid, error in refused.items():
             self.fail(rid, error)
         self._ended |= arrived.ended
         return Received({rid for rid in arrived.payloads if rid not in self._failed}, arrived.ended)
@@ -187,6 +228,20 @@ class RunnerAdapter:
             self.talker.run(mtp_inputs, self.buffer, ids, embeds, seeds=seeds, failures=self._failed.errors)
         self._failed.settle()
         return ids, embeds
+
+    def stage(self, plan: StepPlan) -> dict[str, torch.Tensor]:
+        """The step's rows of the declared names, [padded rows or tokens, *shape] by name, at the addresses that a
+        captured graph reads: behind preprocess, before the forward, and for a step without any request, too.
+
+        A tensor that is not what was declared is its request's failure, and its row is zero (`DeviceRows.stage`).
+        UsageError: the adapter has no `rows`; the step is larger than they are.
+        """
+        if self.rows is None:
+            raise errors.UsageError("nothing says which rows are staged: pass rows=DeviceRows(…)")
+        staged = self.rows.stage(gather(self.buffer, plan, "names"), plan)
+        for rid, error in staged.failures.items():
+            self.fail(rid, error)
+        return staged.views
 
     def gather(self, plan: StepPlan) -> BatchMaps:
         """The maps of this step's rows, in its order. Fresh: what a model writes into them stays there."""
@@ -270,7 +325,7 @@ class RunnerAdapter:
     def failures(self) -> dict[str, Exception]:
         """Requests that failed since the last call, each once until it is finished: the runner ends them."""
         for rid, error in (self.outbox.failures() if self.outbox is not None else {}).items():
-            self._failed.add(rid, error)
+            self._failed.add(rid, error, ended=True)
         return self._failed.fresh(self.requests)
 
     def validate(self) -> None:

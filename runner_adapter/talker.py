@@ -22,8 +22,10 @@ class Talker:
     The buffers `input_ids` int32 [max_rows], `inputs_embeds`, `last_hidden` and `text_step` [max_rows, width] keep
     their addresses, so that a captured graph may read them. Their width is the model's `mtp_hidden_size`, or else
     `hidden_size` (runner). `padded` tells the captured size for a number of rows; without it there is no padding.
-    `sampling` is given to each call as it is. Codes are merged under `model.talker_mtp_output_key`, by default
-    ("codes", "audio"). The model is looked up once: build this after the engine has wrapped it.
+    `sampling` is given to each call as it is. `generator_of(rid)` is the generator that the engine has for a request,
+    or None: then, and without it, the request draws by its seed. Codes are merged under
+    `model.talker_mtp_output_key`, by default ("codes", "audio"). The model is looked up once: build this after the
+    engine has wrapped it.
 
     TypeError if that key is not two str; UsageError if the model has no talker_mtp or a size is missing.
     """
@@ -38,6 +40,7 @@ class Talker:
         hidden_size: int | None = None,
         padded: Callable[[int], int] | None = None,
         sampling: Mapping[str, Any] | None = None,
+        generator_of: Callable[[str], torch.Generator | None] | None = None,
     ) -> None:
         call = getattr(model, "talker_mtp", None)
         width = int(getattr(model, "mtp_hidden_size", 0) or hidden_size or 0)
@@ -52,7 +55,7 @@ class Talker:
         self._output_key = _output_key(getattr(model, "talker_mtp_output_key", ("codes", "audio")))
         self._takes_a_list = bool(getattr(model, "talker_mtp_accepts_per_row_generators", False))
         self._sampling = dict(sampling or {})
-        self._padded = padded
+        self._padded, self._generator_of = padded, generator_of
         self._generators: dict[str, torch.Generator] = {}
         self.max_rows, self.width = max_rows, width
         self.input_ids = torch.zeros(max_rows, dtype=torch.int32, device=device)
@@ -73,13 +76,14 @@ class Talker:
         """One call for a step's decode rows, in row order; embeds go to each row's token, codes are merged.
 
         Ids and embeds are read from the step's [tokens] and [tokens, width] as preprocess left them. A request of
-        `seeds` draws from a generator of its own, made once, and never from another's: so it is called alone,
-        unless the model takes a list (`talker_mtp_accepts_per_row_generators`). Requests without a seed share a
-        call. Calls with a generator are not padded: padding would draw from the request's stream.
+        `seeds` draws from a generator of its own, made once, unless `generator_of` has one for it; never from
+        another's: so it is called alone, unless the model takes a list (`talker_mtp_accepts_per_row_generators`).
+        Requests without a generator share a call. Calls with one are not padded: padding would draw from the
+        request's stream.
 
         A call that raises or gives what does not fit (InvalidPayload) fails its rows; a codes' merge that is refused,
-        a seed or a width that cannot be, that request. The embeds of a failed row are as they were. UsageError if
-        the step does not fit the buffers.
+        a seed or a width that cannot be, a `generator_of` that raises, that request. The embeds of a failed row are
+        as they were. UsageError if the step does not fit the buffers.
         """
         rows = [one for one in mtp_inputs if one.row.rid not in failures]
         if not rows or inputs_embeds is None:
@@ -136,8 +140,9 @@ class Talker:
         return calls
 
     def _generator(self, rid: str, seed: int | None) -> torch.Generator | None:
-        if seed is None:
-            return None
+        own = None if self._generator_of is None else self._generator_of(rid)
+        if own is not None or seed is None:
+            return own
         if rid not in self._generators:
             if isinstance(seed, bool) or not isinstance(seed, int) or not MIN_SEED <= seed <= MAX_SEED:
                 raise errors.InvalidPayload("a seed is an int of 64 bits", rid=rid, seed=repr(seed)[:40])

@@ -71,25 +71,50 @@ def joined(pieces: Sequence[torch.Tensor], device: Device, **facts: Any) -> torc
     InvalidPayload, with both dtypes and shapes, if they differ, or one has no rows (0-dim).
     """
     first = pieces[0]
-    bits = _BITS.get(first.dtype.itemsize, first.dtype)
+    shape = first.shape
+    if len(pieces) > 1:
+        _check_rows(pieces, facts)
+        shape = torch.Size((sum(map(len, pieces)), *first.shape[1:]))
+    made = torch.empty(shape, dtype=_bits(first), device=device)
     if len(pieces) == 1:
-        made = torch.empty(first.shape, dtype=bits, device=device)
         _fill(made, first)
-        return made.view(first.dtype)
-    for piece in pieces:
-        if piece.dim() == 0 or piece.dtype != first.dtype or piece.shape[1:] != first.shape[1:]:
-            raise errors.InvalidPayload(
-                "rows of another dtype or shape cannot be put behind those that are there",
-                found=f"{piece.dtype}{list(piece.shape)}",
-                there=f"{first.dtype}{list(first.shape)}",
-                **facts,
-            )
-    made = torch.empty((sum(map(len, pieces)), *first.shape[1:]), dtype=bits, device=device)
-    at = 0
-    for piece in pieces:
-        _fill(made[at : at + len(piece)], piece)
-        at += len(piece)
+    else:
+        _lay(made, 0, pieces)
     return made.view(first.dtype)
+
+
+class Growing:
+    """Rows that grow at their end, in a block with room behind them: an append copies what is new, and all rows only
+    when the room is used up, so that n appends copy less than four times the rows that there are in the end.
+
+    What was shown is never written again: a tensor that was handed out keeps its values and its shape. It is a view of
+    the block's first rows, contiguous; the block has twice as many rows at most as the newest view.
+    """
+
+    __slots__ = ("_block", "_shown")
+
+    def __init__(self) -> None:
+        #: As bits, [room, ...]; only rows behind `_shown`, the newest view, are free.
+        self._block = self._shown = torch.empty(0)
+
+    def append(self, there: torch.Tensor, pieces: Sequence[torch.Tensor], device: Device, **facts: Any) -> torch.Tensor:
+        """The rows of `there`, and behind them those of the pieces. Raises as `joined` does, and has then done nothing.
+
+        If `there` is any other tensor than what the last call gave, its rows begin a block of their own: those behind
+        it may be another's.
+        """
+        _check_rows([there, *pieces], facts)
+        start, count = len(there), len(there) + sum(map(len, pieces))
+        # Written in inference mode or not, and unseen by autograd, which may have kept what was shown for a backward
+        # pass: it has not changed.
+        with torch.inference_mode(False), torch.no_grad():
+            if there is not self._shown or count > len(self._block):
+                room = max(count, 2 * start)
+                self._block = torch.empty((room, *there.shape[1:]), dtype=_bits(there), device=device)
+                start, pieces = 0, [there, *pieces]
+            _lay(self._block.data, start, pieces)
+            self._shown = self._block[:count].view(there.dtype)
+        return self._shown
 
 
 def as_tensor(value: object, **facts: Any) -> torch.Tensor:
@@ -170,6 +195,29 @@ def _text(points: Iterable[int]) -> str:
     while found and found[-1] == _FILL:
         found.pop()
     return "".join(map(chr, found))
+
+
+def _bits(tensor: torch.Tensor) -> torch.dtype:
+    return _BITS.get(tensor.dtype.itemsize, tensor.dtype)
+
+
+def _check_rows(pieces: Sequence[torch.Tensor], facts: dict[str, Any]) -> None:
+    first = pieces[0]
+    for piece in pieces:
+        if piece.dim() == 0 or piece.dtype != first.dtype or piece.shape[1:] != first.shape[1:]:
+            raise errors.InvalidPayload(
+                "rows of another dtype or shape cannot be put behind those that are there",
+                found=f"{piece.dtype}{list(piece.shape)}",
+                there=f"{first.dtype}{list(first.shape)}",
+                **facts,
+            )
+
+
+def _lay(made: torch.Tensor, at: int, pieces: Sequence[torch.Tensor]) -> None:
+    """The rows of all pieces, in order, from row `at` on."""
+    for piece in pieces:
+        _fill(made[at : at + len(piece)], piece)
+        at += len(piece)
 
 
 def _fill(made: torch.Tensor, source: torch.Tensor) -> None:

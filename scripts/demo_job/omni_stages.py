@@ -92,17 +92,6 @@ class ThinkerStage(StageRunner):
             self.runner.remove(rid)
 
 
-class RunnersTalker(Talker):
-    """Draws a row's codes from the generator of its request's runner: the library has one for tokens and codes."""
-
-    def __init__(self, model: TalkerModel, **sizes: Any) -> None:
-        super().__init__(model, **sizes)
-        self._runner = model.runner
-
-    def _generator(self, rid: str, seed: int | None) -> torch.Generator | None:
-        return self._runner.generator(rid)
-
-
 class TalkerStage(StageRunner):
     """The talker: a frame a step and request, each when the thinker's row for it is there."""
 
@@ -116,7 +105,9 @@ class TalkerStage(StageRunner):
         #: The ids that were drawn last.
         self._drawn: dict[str, int] = {}
         rules = MergeRules(accumulated=(EMBEDDINGS, ACCEPTED, OUTPUT_IDS), row_axes={CODES: 0})
-        frames = RunnersTalker(self.model, max_rows=len(requests), dtype=DTYPE, device="cpu")
+        # The library has one generator for a request's tokens and codes.
+        draws = self.model.runner.generator
+        frames = Talker(self.model, max_rows=len(requests), dtype=DTYPE, device="cpu", generator_of=draws)
         super().__init__(station, requests, self.model, rules, source="thinker", target="code2wav", talker=frames)
 
     def ready(self, rid: str) -> bool:

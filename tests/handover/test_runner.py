@@ -81,7 +81,7 @@ def test_a_segment_that_brings_nothing_begins_all_the_same() -> None:
 
 def test_a_first_map_that_is_refused_fails_its_request_alone() -> None:
     adapter = RunnerAdapter(object())
-    adapter.begin_step(new={"a": {"x": 1}, "b": {"x": torch.tensor(2)}}, scheduled=["a", "b"])
+    adapter.begin_step(new={"a": {"x": object()}, "b": {"x": torch.tensor(2)}}, scheduled=["a", "b"])
     assert {rid: type(error) for rid, error in adapter.failures().items()} == {"a": errors.InvalidPayload}
     assert flat(adapter.buffer.nested("b")) == {"x": 2}
 
@@ -104,7 +104,7 @@ def test_what_the_engine_brings_may_take_the_place_of_the_map() -> None:
 def test_what_is_brought_and_refused_fails_its_request_alone() -> None:
     adapter = RunnerAdapter(object())
     adapter.begin_step(new=["a", "b"], scheduled=["a", "b"])
-    adapter.bring({"a": {"x": "text"}, "b": {"x": torch.tensor(2)}})
+    adapter.bring({"a": {"x": object()}, "b": {"x": torch.tensor(2)}})
     assert list(adapter.failures()) == ["a"]
     assert flat(adapter.buffer.nested("b")) == {"x": 2}
 

@@ -186,6 +186,19 @@ class Steps(RuleBasedStateMachine):
         else:
             raise AssertionError("it was taken")
 
+    @precondition(lambda self: any("notes" in life.map for life in self.lives.values()))
+    @rule(rid=st.sampled_from(RIDS))
+    def refused_in_the_end(self, rid: str) -> None:
+        """Rows that can be appended, beside some that cannot: none of them is."""
+        if "notes" in getattr(self.lives.get(rid), "map", {}):
+            self.counts["refused"] += 1
+            try:
+                self.buffer.merge(rid, {"ids": {"tok": ints([0])}, "notes": torch.ones(1)})
+            except errors.InvalidPayload as error:
+                assert error.facts["name"] == "notes"
+            else:
+                raise AssertionError("it was taken")
+
     # -- looks -----------------------------------------------------------------------------------
 
     @precondition(lambda self: self.lives)

@@ -31,7 +31,7 @@ def span(start: int, end: int, **more: Any) -> dict[str, Any]:
 
 
 def merge(current: Mapping[str, Any], *updates: Mapping[str, Any], rules: MergeRules = PLAIN) -> dict[str, Any]:
-    return merged(current, updates, rules, "cpu")
+    return merged(current, updates, rules, "cpu", {})
 
 
 def told(found: Mapping[str, torch.Tensor]) -> dict[str, list[Any]]:
@@ -175,14 +175,14 @@ def test_declared_names_go_to_the_device_and_all_others_to_the_host() -> None:
     update = {
         name: rows(1) for name in ("hidden_states.last", "hidden_states.first", "kv.rows", "kv[3]", "kva", "k<0>")
     }
-    made = merged({}, [update], RESIDENT, "meta")
+    made = merged({}, [update], RESIDENT, "meta", {})
     assert {name for name, tensor in made.items() if tensor.is_meta} == {"hidden_states.last", "kv.rows", "kv[3]"}
     assert all(tensor.device.type in ("meta", "cpu") for tensor in made.values())
 
 
 def test_rows_of_a_resident_name_are_appended_there() -> None:
-    made = merged({}, [{"kv.rows": rows(1, 2)}], RESIDENT, "meta")
-    made = merged(made, [{"kv.rows": rows(3)}], RESIDENT, "meta")
+    made = merged({}, [{"kv.rows": rows(1, 2)}], RESIDENT, "meta", {})
+    made = merged(made, [{"kv.rows": rows(3)}], RESIDENT, "meta", {})
     assert made["kv.rows"].is_meta and made["kv.rows"].shape == (3, 1)
 
 
@@ -198,9 +198,9 @@ def test_a_resident_tensor_is_a_clone() -> None:
 def test_tensors_cross_to_where_they_live() -> None:
     """Whatever they come from: a connector's payload is on the host, a hook's update on the device."""
     update = {"hidden_states.last": rows(1), "x": rows(2).cuda(), "kv.rows": rows(3)}
-    made = merged({}, [update], RESIDENT, "cuda")
+    made = merged({}, [update], RESIDENT, "cuda", {})
     made = merged(
-        made, [{"kv.rows": rows(4).cuda(), "hidden_states.last": made["hidden_states.last"]}], RESIDENT, "cuda"
+        made, [{"kv.rows": rows(4).cuda(), "hidden_states.last": made["hidden_states.last"]}], RESIDENT, "cuda", {}
     )
     assert {name: tensor.device.type for name, tensor in made.items()} == {
         "hidden_states.last": "cuda",
@@ -386,7 +386,7 @@ def test_rules_that_cannot_be_are_refused_when_they_are_made(rules: dict[str, An
 
 def test_rows_of_a_span_may_be_resident_while_their_ends_are_not() -> None:
     rules = MergeRules(spans={"embed.decode": ("embed.start", "embed.end")}, gpu_resident=["embed.decode"])
-    made = merged({}, [span(0, 2)], rules, "meta")
-    made = merged(made, [span(1, 4)], rules, "meta")
+    made = merged({}, [span(0, 2)], rules, "meta", {})
+    made = merged(made, [span(1, 4)], rules, "meta", {})
     assert made["embed.decode"].is_meta and made["embed.decode"].shape == (4, 1)
     assert made["embed.end"].item() == 4

@@ -246,6 +246,33 @@ def test_a_seed_that_no_generator_takes_fails_its_request_only(seed: Any) -> Non
     assert [stage.codes(rid)[0] for rid in "ac"] == [0, 2]
 
 
+def test_a_request_draws_from_the_engines_own_generator_where_it_has_one() -> None:
+    """As it stands, whatever was drawn from it elsewhere; its seed is not looked at, and nothing of it is kept here."""
+    engine = {"a": torch.Generator().manual_seed(5), "b": None, "c": None}
+    stage = Stage(generator_of=engine.get)
+    draws_elsewhere = int(torch.randint(10**9, (1,), generator=engine["a"]))
+    drawn = []
+    for _ in range(2):
+        stage.step(["a", "b", "c"], {"a": 99, "b": 7})
+        drawn.append([stage.codes(rid)[1] for rid in "ab"])
+        stage.talker.finish(["a"])
+    first, *others = draws_alone(5, 3)
+    assert first == draws_elsewhere
+    assert drawn == [list(pair) for pair in zip(others, draws_alone(7, 2), strict=True)]
+    assert stage.model.sizes == [1, 1, 1] * 2
+
+
+def test_an_engine_that_does_not_know_a_request_fails_that_request_only() -> None:
+    def of(rid: str) -> torch.Generator | None:
+        if rid == "b":
+            raise errors.UnknownRequest("the runner has no such request", rid=rid)
+        return None
+
+    stage = Stage(generator_of=of).step(["a", "b", "c"])
+    assert {rid: type(error) for rid, error in stage.failures.items()} == {"b": errors.UnknownRequest}
+    assert stage.column == [0, 10, 2020]
+
+
 # -- failures -----------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from runner_adapter.config import AdapterConfig
 from runner_adapter.merge import MergeRules
 from runner_adapter.plan import StepPlan
 from runner_adapter.runner import RunnerAdapter
+from runner_adapter.staging import DeviceRows, RowSpec
 from tests.runner_adapter.models import flat
 
 CONFIG = SimpleNamespace(
@@ -290,6 +291,21 @@ def test_a_step_without_a_plan_has_empty_maps_for_its_rows() -> None:
     engine = Engine()
     engine.step(output(request("a", model_intermediate_buffer=tensor(1))))
     assert engine.steps.kwargs(2, 5)["model_intermediate_buffer"] == [{}, {}]
+
+
+def test_declared_rows_are_staged_before_the_forward_and_without_requests_are_zero() -> None:
+    """A forward that is replayed is given no kwargs: it reads these."""
+    engine = Engine(rows=DeviceRows({"x": RowSpec((), torch.int64)}, max_rows=4))
+    assert engine.adapter.rows is not None
+    captured = engine.adapter.stage(StepPlan.empty(2, 2))["x"]
+    engine.step(output(request("a", model_intermediate_buffer=tensor(1)), request("b")))
+    engine.adapter.bring({"b": tensor(2)})
+    engine.plan(b=0, a=0)
+    engine.steps.kwargs()
+    assert captured.tolist() == [2, 1]
+    engine.steps.after(torch.zeros(2, 1), lambda plan: {})
+    engine.steps.kwargs(2, 2)
+    assert captured.tolist() == [0, 0]
 
 
 def test_the_seed_of_a_talker_is_found_under_either_name_also_0() -> None:

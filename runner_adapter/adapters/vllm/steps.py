@@ -156,8 +156,11 @@ class Steps:
             self.adapter.preprocess(plan, input_ids, inputs_embeds, extras=extras, seeds=seeds)
 
     def kwargs(self, rows: int = 0, tokens: int = 0) -> dict[str, Any]:
-        """What the forward is given beside its inputs. In a step without a plan: empty maps for so many rows."""
+        """What the forward is given beside its inputs; a graph, which is given nothing, reads the rows staged here.
+        In a step without a plan: empty maps for so many rows."""
         plan = self.current or StepPlan.empty(rows, tokens)
+        if self.adapter.rows is not None:
+            self.adapter.stage(plan)
         extra = {rid: self._known[rid].extra_args for rid in plan.rids} if self._has_extra_args else None
         return self.adapter.forward_kwargs(plan, sampling_extra_args=extra)
 
