@@ -129,6 +129,9 @@ class Arrivals:
     def _add(self, rid: str, life: Life, payload: Payload) -> Iterator[Chunk]:
         if life.error is not None:
             self.dropped += 1
+        elif self.full and life.chunks and payload.last and not payload:
+            # The END alone of a sender that did not know at its payload that it was the last.
+            return
         elif self.full and (life.chunks or payload.index):
             self.dropped += 1
             why = "a full payload is one chunk, and the sender streams: one of the two stages is set up wrongly"

@@ -13,6 +13,7 @@ import connector
 from connector import Node, errors
 from runner_adapter.config import AdapterConfig, TransferConfig
 from runner_adapter.inbox import Inbox
+from runner_adapter.merge import MergeRules
 from runner_adapter.outbox import Outbox
 from runner_adapter.ranks import BroadcastInbox, EachRank
 from runner_adapter.runner import RunnerAdapter, Source
@@ -31,6 +32,7 @@ def connect_adapter(
     sends: str | None = None,
     endpoint: str | None = None,
     full_payload: bool = False,
+    whole: MergeRules | None = None,
     readers: int = 1,
     group: dist.ProcessGroup | None = None,
     group_device: torch.device | str = "cpu",
@@ -41,8 +43,8 @@ def connect_adapter(
 
     `file`: a stage file, whose stage `stage_id` says what may leave (`transfer_config`) and how the adapter works
     (`runner_adapter`), or a transfer config alone. `endpoint`: as `connector.connect` takes it. `full_payload`: the
-    sender puts one payload a request (Inbox). `readers`: how many ranks of the next stage read (Outbox). `options`: as
-    RunnerAdapter takes them.
+    sender puts one payload a request (Inbox); `whole`: so does this one (Outbox). `readers`: how many ranks of the next
+    stage read. `options`: as RunnerAdapter takes them.
 
     `group`: this stage's tensor-parallel ranks, all of which call this; `ranks` in `runner_adapter` says whether rank 0
     reads and broadcasts, with tensors that `group_device` can move, or each rank reads. Rank 0 sends.
@@ -68,7 +70,7 @@ def connect_adapter(
         if sends is not None and rank == 0:
             after = node()
             edge = after.edge(stage, sends, readers=readers)
-            outbox = Outbox(after, edge, config, background=settings.background_send)
+            outbox = Outbox(after, edge, config, background=settings.background_send, whole=whole)
             owned.callback(outbox.close)
         abort = None if before is None else before.abort
         made = RunnerAdapter(model, config, settings=settings, inbox=inbox, outbox=outbox, abort=abort, **options)

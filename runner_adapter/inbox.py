@@ -130,6 +130,11 @@ class Inbox:
         full = self._arrivals.full
         return {r for r, life in lives.items() if life is None or not (life.over or (life.chunks and not full))}
 
+    def wait(self, timeout: float) -> bool:
+        """Sleep until something comes, for whichever rid; False if nothing does within `timeout` seconds. Raises as
+        `Edge.wait` does."""
+        return self._edge.wait(timeout)
+
     def count(self, rids: Iterable[str]) -> dict[str, int]:
         """By rid, how many `pull` would give: its payloads, and an END; -1 if it would give a failure."""
         self._keep(self._absorb())

@@ -17,8 +17,10 @@ from connector import ConnectorError, Edge, Node, errors
 from runner_adapter import values
 from runner_adapter.config import TransferConfig
 from runner_adapter.inbox import own
+from runner_adapter.merge import MergeRules
 from runner_adapter.naming import Naming, key_part
 from runner_adapter.sending import Behind, Item, Sender, Stream
+from runner_adapter.whole import Whole
 
 logger = logging.getLogger("runner_adapter")
 
@@ -36,6 +38,9 @@ class Outbox:
     `background` it returns when the step is copied, and a thread puts it; with `depth` steps under way it waits for the
     oldest. Either way its tensors may be overwritten when it returns, and a rid's chunks keep their
     order. Close it: what is queued is put then, and the thread ends.
+
+    With `whole` a request is one payload, for a reader with `full_payload`: its steps are merged by these rules, and
+    put when it ends, or when it is finished without an end.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class Outbox:
         background: bool = False,
         depth: int = DEPTH,
         timeout: float | None = None,
+        whole: MergeRules | None = None,
     ) -> None:
         if depth < 1:
             raise errors.UsageError("depth is the number of steps that may be under way, 1 or more", depth=depth)
@@ -55,6 +61,7 @@ class Outbox:
         self._sender = Sender(node, edge, timeout)
         self._behind = Behind(depth) if background else None
         self._streams: dict[str, Stream] = {}
+        self._whole = None if whole is None else Whole(whole)
         self._step = -1
         self._closed = False
 
@@ -110,16 +117,15 @@ class Outbox:
             stream = self._streams.get(rid) or Stream(rid)
             ending = rid in ends and not stream.ended
             try:
-                chosen = self._select(rid, payloads.get(rid, {}))
+                chosen = self._chosen(stream, payloads.get(rid, {}), ending)
             except ConnectorError as error:
                 refused.append((stream, error.anew()))
             else:
                 if not chosen and not ending:
+                    if self._whole is not None:
+                        self._streams[rid] = stream
                     continue
-                stream.chunks += bool(chosen)
-                stream.bare_end = stream.bare_end or (ending and not chosen)
-                stream.ended = stream.ended or ending
-                items.append(Item(stream, chosen, ending))
+                items.append(self._item(stream, chosen, ending))
             self._streams[rid] = stream
         if items or refused:
             streams = [item.stream for item in items]
@@ -161,12 +167,20 @@ class Outbox:
 
     def abort(self, rid: str, reason: str) -> None:
         """The request failed in this stage: end it everywhere, at once; what is queued of it is dropped."""
+        if self._whole is not None:
+            self._whole.take(rid)
         self._sender.abort(self._streams.setdefault(rid, Stream(rid)), reason)
 
     def finish(self, rid: str) -> None:
         """The sender's half: a stream that has not ended ends here. What this stage still reads of the rid, and what
         others have not read of this, stays. Also after a failure: the rid is open again for the next request."""
-        self._do(partial(self._sender.finish, rid, self._streams.pop(rid, None)))
+        stream = self._streams.pop(rid, None)
+        if self._whole is not None and stream is not None:
+            named = self._whole.take(rid)
+            if named and not stream.ended:
+                items = [self._item(stream, self._select(rid, named), True)]
+                self._do(partial(self._sender.put, items), [stream], items)
+        self._do(partial(self._sender.finish, rid, stream))
 
     def flush(self, timeout: float = 30.0) -> None:
         """Wait until the broker has all that was sent; what it refused is in `failures`.
@@ -205,13 +219,28 @@ class Outbox:
         if step <= self._step:
             raise errors.UsageError("a step is sent once, in rising order", step=step, sent=self._step)
 
+    def _item(self, stream: Stream, chosen: Mapping[str, torch.Tensor], ending: bool) -> Item:
+        stream.chunks += bool(chosen)
+        stream.bare_end = stream.bare_end or (ending and not chosen)
+        stream.ended = stream.ended or ending
+        return Item(stream, chosen, ending)
+
+    def _chosen(self, stream: Stream, named: Mapping[str, torch.Tensor], ending: bool) -> dict[str, torch.Tensor]:
+        """What is put now, by key: of a request that is one payload, nothing before its end."""
+        if self._whole is None:
+            return self._select(stream.rid, named)
+        if not stream.ended and not stream.failed:
+            self._whole.add(stream.rid, {name: named[name] for name in named if self.wants(name)})
+        return self._select(stream.rid, self._whole.take(stream.rid)) if ending else {}
+
     def _select(self, rid: str, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What may leave, by key; own copies if it is put later."""
+        """What may leave, by key; own copies if it is put later, which what is held for the whole is already."""
+        later = self._behind is not None and self._whole is None
         found: dict[str, torch.Tensor] = {}
         for name in named:
             key = self._naming.key(rid, name) if self.wants(name) else None
             if key is not None:
-                found[key] = _checked(named[name], self._behind is not None, rid=rid, key=key, name=name)
+                found[key] = _checked(named[name], later, rid=rid, key=key, name=name)
         return found
 
     def _do(self, work: Callable[[], None], streams: Sequence[Stream] = (), items: Sequence[Item] = ()) -> None:

@@ -51,6 +51,10 @@ class BroadcastInbox:
         """As `Inbox.waiting`, for the `rids` of rank 0."""
         return self._shared(lambda inbox: Arrived(ended=inbox.waiting(rids))).ended
 
+    def wait(self, timeout: float) -> bool:
+        """As `Inbox.wait`, at rank 0. The others do not wait: their next pull waits for rank 0's."""
+        return self._inbox is None or self._inbox.wait(timeout)
+
     def begin(self, rid: str) -> None:
         """As `Inbox.begin`. Rank 0's word counts; the others' does nothing."""
         if self._inbox is not None:
@@ -155,6 +159,10 @@ class EachRank:
         rids = list(dict.fromkeys(rids))
         there = self._least(rids, lambda asked: dict.fromkeys(asked, 1) | dict.fromkeys(self._inbox.waiting(asked), 0))
         return {rid for rid, one in zip(rids, there, strict=True) if not one}
+
+    def wait(self, timeout: float) -> bool:
+        """As `Inbox.wait`."""
+        return self._inbox.wait(timeout)
 
     def begin(self, rid: str) -> None:
         """As `Inbox.begin`; each rank does it for its own reader."""

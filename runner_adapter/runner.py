@@ -39,6 +39,8 @@ class Source(Protocol):
 
     def waiting(self, rids: Iterable[str]) -> set[str]: ...
 
+    def wait(self, timeout: float) -> bool: ...
+
     def begin(self, rid: str) -> None: ...
 
     def fail(self, rid: str, error: ConnectorError) -> None: ...
@@ -203,6 +205,11 @@ class RunnerAdapter:
     def waiting(self, rids: Iterable[str]) -> set[str]:
         """Those whose next input is still to come: a scheduler leaves them out of the step, or they run without it."""
         return set() if self.inbox is None else self.inbox.waiting(rids)
+
+    def wait(self, timeout: float) -> bool:
+        """With nothing to run: sleep until input comes, of whichever request; False if none does within `timeout`
+        seconds, or if the stage reads nothing."""
+        return self.inbox is not None and self.inbox.wait(timeout)
 
     def input_ended(self, rid: str) -> bool:
         """Whether all of the request's input has been received."""

@@ -23,6 +23,6 @@ def test_the_example_of_the_page_runs() -> None:
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["[0.0]", "[0.0, 1.0]", "[0.0, 1.0, 2.0]"]
+    assert done.stdout.splitlines() == ["[[0.0, 0.0]]", "[[1.0, 1.0]]", "[[2.0, 2.0]]"]
     assert all(f"`{line}`" in page for line in done.stdout.splitlines())
     assert done.stderr == ""
