@@ -275,7 +275,8 @@ class Channel:
         self.claimed.discard(rid)
         self.expected.discard(rid)
         there = queue.items if queue is not None else ()
-        meant = aborted or taken or min((_life(item) for item in there), default=0)
+        # 0: it was aborted before there was any life.
+        meant = aborted if aborted is not None else taken or min((_life(item) for item in there), default=0)
         if meant:
             self.finished_life[rid] = max(meant, self.finished_life.pop(rid, 0))
             while len(self.finished_life) > MOST_TAKEN:

@@ -1,17 +1,17 @@
 """Stage processes for the tests: the demo's stages, run after run, and some that go another way on purpose.
 
 To be imported with the demo's modules on the path. A report holds what was seen, too: requests that failed, and of a
-talker the rids of each step and the thinker's rows that were there at each prompt.
+talker the rids of each step, and how many rows of the thinker were there at each step of a request.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import omni_stages
 from omni_model import load_part
@@ -22,38 +22,91 @@ from pipelines import Request
 from processes import join_failures, stage_process, tell
 from transport import Station
 
-from runner_adapter import Arrived, Inbox, MergeRules, StageOutput, StepPlan, cut
-from runner_adapter.outputs import TEXT
+from connector import Edge
+from runner_adapter import Arrived, BatchMaps, Inbox, MergeRules, Outbox, StepPlan, TransferConfig
 
 #: Payloads that a talker's prompt needs: the thinker's prompt, and the first generated row.
 OF_THE_PROMPT = 2
 #: Where a preempted request rests, in its steps, and for how many steps of the others.
-RESTS_AT, RESTS_FOR = 5, 3
+RESTS_AT, RESTS_FOR = 3, 3
+#: Of a thinker that sends one payload a request: what grows by the rows of each step.
+WHOLE = MergeRules(accumulated=(EMBEDDINGS, ACCEPTED, OUTPUT_IDS))
+
+
+class StoryStation(Station):
+    """A stage's place in a run of the story, which hears of requests that failed."""
+
+    #: How the outbox merges a request's steps into one payload, if it does.
+    whole: MergeRules | None = None
+
+    def __init__(self, stage: str, endpoint: str, pipe: Connection) -> None:
+        super().__init__(stage, endpoint)
+        join_failures(self, pipe)
+        self._pipe = pipe
+
+    def listen(self, timeout: float) -> None:
+        """Sleep until there is a word of another stage's failure, or for `timeout` seconds."""
+        self._pipe.poll(timeout)
+
+    def outbox(self, to_stage: str, config: TransferConfig) -> Outbox:
+        node = self._another()
+        sender = cast(Edge, self.sender(to_stage, node))
+        self._outboxes.append(Outbox(node, sender, config, whole=self.whole))
+        return self._outboxes[-1]
+
+
+class OneAStep:
+    """An inbox that gives a request what its prompt needs, when that is there, and then a payload a step, however far
+    ahead its sender is: each later row comes to a request that decodes, in the step that needs it."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._begun: set[str] = set()
+
+    def pull(self, ready: Iterable[str]) -> Arrived:
+        most = {rid: 1 if rid in self._begun else OF_THE_PROMPT for rid in ready}
+        self._begun |= most.keys()
+        return self._inbox.pull(most, most)
+
+    def waiting(self, rids: Iterable[str]) -> set[str]:
+        rids = list(rids)
+        there = self._inbox.count(rid for rid in rids if rid not in self._begun)
+        short = {rid for rid, count in there.items() if 0 <= count < OF_THE_PROMPT}
+        return self._inbox.waiting(rids) | short
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inbox, name)
 
 
 class WatchedTalker(TalkerStage):
-    """The demo's talker; notes what it does."""
+    """The demo's talker, fed a row a step; notes what it does."""
 
     def __init__(self, station: Station, requests: Iterable[Request], folder: Path) -> None:
         super().__init__(station, requests, folder)
+        if not self.FULL_PAYLOAD:
+            assert isinstance(self.adapter.inbox, Inbox)
+            self.adapter.inbox = OneAStep(self.adapter.inbox)
         self.ran: list[list[str]] = []
-        self.starts: dict[str, int] = {}
+        #: By rid, the thinker's rows that each of its forwards was given.
+        self.rows: dict[str, list[int]] = {}
 
     @property
     def seen(self) -> dict[str, Any]:
-        return {"ran": self.ran, "starts": self.starts}
+        return {"ran": self.ran, "rows": self.rows}
 
-    def forward(self, plan: StepPlan, *args: Any, **kwargs: Any) -> StepOutput:
+    def forward(
+        self, plan: StepPlan, embeds: Mapping[str, Any], model_intermediate_buffer: BatchMaps, **step: Any
+    ) -> StepOutput:
         self.ran.append(list(plan.rids))
-        starting = [row.rid for row in plan.rows if row.prefill]
-        self.starts |= {rid: len(self.adapter.buffer.names(rid)[EMBEDDINGS]) for rid in starting}
-        return super().forward(plan, *args, **kwargs)
+        for rid in plan.rids:
+            self.rows.setdefault(rid, []).append(len(model_intermediate_buffer[rid][EMBEDDINGS]))
+        return super().forward(plan, embeds, model_intermediate_buffer, **step)
 
 
 class Deaf:
     """An inbox whose later payloads are lost: only what a request's prompt needs comes through (PR, root cause)."""
 
-    def __init__(self, inbox: Inbox) -> None:
+    def __init__(self, inbox: Any) -> None:
         self._inbox = inbox
         self._given: dict[str, int] = {}
 
@@ -74,24 +127,15 @@ class DeafTalker(WatchedTalker):
 
     def __init__(self, station: Station, requests: Iterable[Request], folder: Path) -> None:
         super().__init__(station, requests, folder)
-        assert isinstance(self.adapter.inbox, Inbox)
         self.adapter.inbox = Deaf(self.adapter.inbox)
 
 
 class WholeThinker(ThinkerStage):
     """Sends a request's rows once, when it has all of them."""
 
-    ROWS = (EMBEDDINGS, ACCEPTED, OUTPUT_IDS)
-    RULES = MergeRules(accumulated=ROWS, row_axes={**ThinkerStage.RULES.row_axes, EMBEDDINGS: 0, ACCEPTED: 0})
-
-    def forward(self, plan: StepPlan, *args: Any, **kwargs: Any) -> StepOutput:
-        (text, aux), ended = super().forward(plan, *args, **kwargs)
-        parts, _ = cut(StageOutput(text, aux), plan, self.RULES.row_axes, wanted=lambda name: name != TEXT)
-        for rid, named in parts.items():
-            self.adapter.buffer.merge(rid, named)
-        whole = {rid: self.adapter.buffer.names(rid) for rid in ended}
-        names = {name for found in whole.values() for name in found}
-        return StepOutput((text, {name: {rid: whole[rid].get(name) for rid in ended} for name in names}), ended)
+    def __init__(self, station: StoryStation, requests: Iterable[Request], folder: Path) -> None:
+        station.whole = WHOLE
+        super().__init__(station, requests, folder)
 
 
 class WholeTalker(WatchedTalker):
@@ -104,6 +148,10 @@ class RestingTalker(WatchedTalker):
     def __init__(self, station: Station, requests: Iterable[Request], folder: Path) -> None:
         super().__init__(station, requests, folder)
         self._rid, self._until = next(iter(self.requests)), 0
+
+    @property
+    def seen(self) -> dict[str, Any]:
+        return {**super().seen, "rested": (RESTS_AT, RESTS_FOR)}
 
     def rests(self, rid: str) -> bool:
         if rid != self._rid or self.generated[rid] != RESTS_AT:
@@ -160,8 +208,7 @@ def run(
     """One run of the stage: its report, and what was seen."""
     FailingModel.FAILS = fails
     kinds = {**KINDS, "talker": WatchedTalker, **OTHERS[how]}
-    with Station(stage, endpoint) as station:
-        join_failures(station, pipe)
+    with StoryStation(stage, endpoint, pipe) as station:
         runner = kinds[stage](station, [Request(**request) for request in requests], folder)
         runner.run()
         failed = {rid: str(error) for rid, error in runner.failed.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,15 +74,45 @@ def uncut(demo: SimpleNamespace, requests: list[Any], folder: Path, crew: StoryC
     return {rid: outcome.codes[0] for rid, outcome in outcomes.items()}
 
 
+@pytest.fixture(scope="module")
+def prompts(demo: SimpleNamespace, requests: list[Any]) -> dict[str, int]:
+    """The thinker's rows of each prompt."""
+    return {r.rid: demo.omni_model.make_prompt(r.says, r.seed)["input_ids"].shape[1] for r in requests}
+
+
 def unequal(story: Story, uncut: Codes) -> list[str]:
-    """Requests whose codes are not those of the model that was not cut."""
-    return [rid for rid, codes in uncut.items() if not torch.equal(story.codes[rid], codes)]
+    """Requests that did not speak the codes of the model that was not cut."""
+    return [rid for rid, codes in uncut.items() if rid not in story.codes or not torch.equal(story.codes[rid], codes)]
 
 
-def test_every_request_speaks_the_codes_of_the_uncut_model(crew: StoryCrew, requests: list[Any], uncut: Codes) -> None:
+def rows(story: Story, rids: Iterable[str]) -> dict[str, list[int]]:
+    """By request, the thinker's rows that each forward of the talker was given."""
+    seen: dict[str, list[int]] = story.reports["talker"]["seen"]["rows"]
+    return {rid: seen[rid] for rid in rids}
+
+
+def whole(prompts: dict[str, int]) -> dict[str, int]:
+    """All rows of the thinker. The last token that is said has none: it is not fed back."""
+    return {rid: prompts[rid] + said - 1 for rid, said in SAYS.items()}
+
+
+def one_a_step(prompts: dict[str, int], uncut: Codes) -> dict[str, list[int]]:
+    """`rows` if all but the prompt's rows come to a request that decodes, each in the step that needs it. A forward
+    gives the prompt's first hidden state, each other one a frame."""
+    most = whole(prompts)
+    return {
+        rid: [min(prompts[rid] + 1 + step, most[rid]) for step in range(codes.shape[1] + 1)]
+        for rid, codes in uncut.items()
+    }
+
+
+def test_every_request_speaks_the_codes_of_the_uncut_model(
+    crew: StoryCrew, requests: list[Any], uncut: Codes, prompts: dict[str, int]
+) -> None:
     """All at once: prompts enter while others decode. All that is sent is read, bit for bit."""
     story = crew.run("usual", requests)
     assert unequal(story, uncut) == []
+    assert rows(story, uncut) == one_a_step(prompts, uncut)
     assert len({codes.shape for codes in story.codes.values()}) > 1, "requests of different lengths"
     prompts, decoding = zip(*story.reports["thinker"]["steps"], strict=True)
     assert sum(prompts) == len(SAYS)
@@ -95,34 +125,37 @@ def test_every_request_speaks_the_codes_of_the_uncut_model(crew: StoryCrew, requ
 
 
 def test_without_delivery_to_decoding_requests_every_request_speaks_garbage(
-    crew: StoryCrew, requests: list[Any], uncut: Codes
+    crew: StoryCrew, requests: list[Any], uncut: Codes, prompts: dict[str, int]
 ) -> None:
     """The fault that the PR mends, put in on purpose: the assertion above sees it, in each request."""
     story = crew.run("deaf", requests)
     assert unequal(story, uncut) == list(SAYS)
+    assert {rid: set(there) for rid, there in rows(story, uncut).items()} == {r: {n + 1} for r, n in prompts.items()}
 
 
 def test_with_a_full_payload_a_talker_starts_when_all_is_there_and_speaks_the_same(
-    crew: StoryCrew, requests: list[Any], uncut: Codes, demo: SimpleNamespace
+    crew: StoryCrew, requests: list[Any], uncut: Codes, prompts: dict[str, int]
 ) -> None:
     story = crew.run("full payload", requests)
     assert unequal(story, uncut) == []
-    prompts = {r.rid: demo.omni_model.make_prompt(r.says, r.seed)["input_ids"].shape[1] for r in requests}
-    # The last token that is said has no row: it is not fed back.
-    whole = {rid: prompts[rid] + said - 1 for rid, said in SAYS.items()}
-    assert story.reports["talker"]["seen"]["starts"] == whole
+    assert {rid: set(there) for rid, there in rows(story, uncut).items()} == {r: {n} for r, n in whole(prompts).items()}
 
 
-def test_a_request_preempted_in_the_middle_speaks_the_same(crew: StoryCrew, requests: list[Any], uncut: Codes) -> None:
+def test_a_request_preempted_in_the_middle_speaks_the_same(
+    crew: StoryCrew, requests: list[Any], uncut: Codes, prompts: dict[str, int]
+) -> None:
+    """It rests while the others go on, and has its next rows when it runs again."""
     story = crew.run("preempted", requests)
     assert unequal(story, uncut) == []
+    assert rows(story, uncut) == one_a_step(prompts, uncut)
+    at, steps = story.reports["talker"]["seen"]["rested"]
     ran = [place for place, rids in enumerate(story.reports["talker"]["seen"]["ran"]) if "a" in rids]
-    gaps = [later - earlier for earlier, later in zip(ran, ran[1:], strict=False)]
-    assert max(gaps) > 3, "it rested while the others went on"
+    assert ran[at] - ran[at - 1] > steps
+    assert rows(story, "a")["a"][at] < whole(prompts)["a"], "in the middle of what it hears"
 
 
 def test_a_request_that_fails_in_a_stage_fails_everywhere_and_the_others_finish(
-    crew: StoryCrew, requests: list[Any], uncut: Codes
+    crew: StoryCrew, requests: list[Any], uncut: Codes, prompts: dict[str, int]
 ) -> None:
     """b in the thinker, at its prompt; c in the talker, while it speaks; f there, at its prompt; h in code2wav, whose
     input is empty."""
@@ -135,4 +168,6 @@ def test_a_request_that_fails_in_a_stage_fails_everywhere_and_the_others_finish(
     healthy = {rid: codes for rid, codes in uncut.items() if rid not in why}
     assert unequal(story, healthy) == []
     assert story.reports["code2wav"]["seen"]["failed"].keys() == why.keys()
+    assert story.reports["talker"]["seen"]["failed"].keys() >= {"b", "c", "f"}
+    assert rows(story, "c") == {"c": one_a_step(prompts, uncut)["c"][:4]}, "c failed while rows came to it"
     assert story.left == 0

@@ -10,7 +10,7 @@ To be imported with the demo's modules on the path.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,18 @@ import torch
 from omni_model import DTYPE, load_part, make_prompt
 from omni_runner import EXACT, STAGES_FILE, TICK
 from omni_stages import ACCEPTED, CODES, EMBEDDINGS, GRID, LENGTHS, OUTPUT_IDS, PROMPT_IDS, SPECIAL
-from omni_talker import TalkerModel, prompt_rows
+from omni_talker import prompt_rows
 from omni_uncut import GREEDY, beside_prompt
 from pipelines import Request
-from transport import Station
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import FinishReason
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm_omni.worker.gpu_model_runner import OmniGPUModelRunner
 
-from runner_adapter import AdapterConfig, Arrived, Inbox, MergeRules, RunnerAdapter, StepPlan, Talker, TransferConfig
+from runner_adapter import AdapterConfig, RunnerAdapter, StepPlan, Talker, TransferConfig
 from runner_adapter.adapters.transformers import HfStageRunner, RowOutput
 from runner_adapter.adapters.vllm import V1RunnerMixin, V2RunnerMixin
-from tests.e2e.stages import OF_THE_PROMPT, Deaf
+from tests.e2e.stages import OF_THE_PROMPT, WHOLE, Deaf, FailingModel, OneAStep, StoryStation
 from tests.engines.story_crew import Way
 from tests.engines.v2_twins import TwinRunner, v2
 from tests.engines.vllm_steps import Loop, settings, v1
@@ -114,7 +113,7 @@ class FedRunner(HfStageRunner):
         super().add(rid, **{**self._coming.pop(rid), "inputs_embeds": embeds})
 
 
-class EngineTalker(TalkerModel, Answers):
+class EngineTalker(FailingModel, Answers):
     """Fed by the engine's embeddings. A row of the thinker that has not come it speaks without (PR, root cause)."""
 
     requires_raw_input_tokens = False
@@ -123,8 +122,8 @@ class EngineTalker(TalkerModel, Answers):
         super().__init__(talker, config, requests)
         self.runner = FedRunner(talker, exact=EXACT, layers=(-1,))
         self._vocabulary = int(config.talker_config.text_config.vocab_size)
-        #: By rid, rows of the thinker in the map that the prompt's forward was given.
-        self.starts: dict[str, int] = {}
+        #: By rid, the thinker's rows that each of its forwards was given.
+        self.seen: dict[str, list[int]] = {}
 
     def preprocess(self, **given: Any) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
         before = given["_omni_num_computed_tokens"] - given["_omni_prompt_len"]
@@ -146,12 +145,12 @@ class EngineTalker(TalkerModel, Answers):
             start, stop = spans[rid]
             # A copy: the engine's buffer is the next step's, too.
             embeds = inputs_embeds[start:stop][None].clone()
+            self.seen.setdefault(rid, []).append(len(model_intermediate_buffer[rid][EMBEDDINGS]))
             if generated:
                 decoding[rid] = embeds
                 self.given[rid] = {CODES: model_intermediate_buffer[rid][CODES]}
             else:
                 self.runner.begin(rid, embeds)
-                self.starts[rid] = len(model_intermediate_buffer[rid][EMBEDDINGS])
         outputs = self.runner.step(request_ids, embeds=decoding)
         odds = torch.zeros(len(outputs), self._vocabulary)
         for row, output in enumerate(outputs.values()):
@@ -187,11 +186,16 @@ RUNNERS: dict[str, Any] = {"v1": (v1, V1Runner), "v1-omni": (v1, V1OmniRunner), 
 
 
 class HoldingLoop(Loop):
-    """The scheduler is not shown those running requests whose next input has not come."""
+    """The scheduler is not shown those running requests whose next input has not come, or that rest."""
+
+    def __init__(self, runner: Any, rests: Callable[[Any], bool], **options: Any) -> None:
+        super().__init__(runner, **options)
+        self._rests = rests
 
     def awake(self) -> list[Any]:
-        waiting = self.adapter.waiting(request.request_id for request in self.scheduler.running)
-        return [request for request in self.scheduler.running if request.request_id not in waiting]
+        running = [request for request in self.scheduler.running if not self._rests(request)]
+        waiting = self.adapter.waiting(request.request_id for request in running)
+        return [request for request in running if request.request_id not in waiting]
 
     def schedule(self, cached: Mapping[str, Any] | None = None) -> SchedulerOutput:
         awake = self.awake()
@@ -202,23 +206,6 @@ class HoldingLoop(Loop):
         return output
 
 
-class OneAStep:
-    """An inbox that gives a request what its prompt needs, and then a payload a step, however far ahead its sender is:
-    each row of the thinker comes to a request that decodes, in the step that needs it."""
-
-    def __init__(self, inbox: Inbox) -> None:
-        self._inbox = inbox
-        self._begun: set[str] = set()
-
-    def pull(self, ready: Iterable[str]) -> Arrived:
-        most = {rid: 1 if rid in self._begun else OF_THE_PROMPT for rid in ready}
-        self._begun |= most.keys()
-        return self._inbox.pull(most, most)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inbox, name)
-
-
 # -- stages ---------------------------------------------------------------------------------------
 
 
@@ -227,7 +214,7 @@ class EngineStage(ABC):
 
     MODEL: Any
 
-    def __init__(self, way: Way, station: Station, requests: list[Request], folder: Path) -> None:
+    def __init__(self, way: Way, station: StoryStation, requests: list[Request], folder: Path) -> None:
         self.requests = {request.rid: request for request in requests}
         self.failed: dict[str, Exception] = {}
         self._station, self._coming = station, dict(self.requests)
@@ -235,21 +222,23 @@ class EngineStage(ABC):
         self.model = self.MODEL(self.part, self.config, self.requests)
         make, kind = RUNNERS[way.version]
         self.runner = make(kind, self._settings(), self.model)
-        #: What to wait on while no request can run.
-        self._receiver: Any = None
         self.runner.use_adapter(self._adapter(way, station))
-        self.loop = HoldingLoop(self.runner, blocks=BLOCKS, v2=way.version == "v2")
+        self.loop = HoldingLoop(self.runner, self._rests, blocks=BLOCKS, v2=way.version == "v2")
 
     @abstractmethod
-    def _adapter(self, way: Way, station: Station) -> RunnerAdapter: ...
+    def _adapter(self, way: Way, station: StoryStation) -> RunnerAdapter: ...
 
     @abstractmethod
     def _submit(self, request: Request) -> None:
         """Give the request to the scheduler."""
 
-    def _has_come(self, rid: str) -> bool:
-        """Whether the request's prompt can run."""
-        return True
+    @abstractmethod
+    def _wait(self) -> None:
+        """Sleep while no request can run, TICK seconds at most."""
+
+    def _rests(self, request: Any) -> bool:
+        """Whether a running request of the scheduler is left out of this step."""
+        return False
 
     def _settings(self) -> Any:
         text = self.part.config.text_config
@@ -266,18 +255,30 @@ class EngineStage(ABC):
     def run(self) -> None:
         scheduler = self.loop.scheduler
         while self._coming or scheduler.has_requests():
-            for rid in self._station.failed_elsewhere():
-                self._coming.pop(rid, None)
-                self.loop.abort(rid)
+            self._hear()
             awake = self.loop.awake()
             # A prompt enters beside requests that decode, if there are any: steps are to mix both.
-            entering = [rid for rid in self._coming if self._has_come(rid)] if awake or not scheduler.running else []
-            for rid in entering:
-                self._submit(self._coming.pop(rid))
+            if awake or not scheduler.running:
+                waiting = self.runner.adapter.waiting(self._coming)
+                for rid in [rid for rid in self._coming if rid not in waiting]:
+                    self._submit(self._coming.pop(rid))
             if awake or scheduler.waiting or scheduler.has_finished_requests():
                 self._step()
             else:
-                self._receiver.wait(TICK)
+                self._wait()
+
+    def _hear(self) -> None:
+        """Requests that failed in another stage, and have not ended in this one."""
+        for rid, why in self._station.failed_elsewhere().items():
+            if rid not in self.loop.ended:
+                self.failed[rid] = RuntimeError(why)
+                self._coming.pop(rid, None)
+                self.loop.abort(rid)
+                self._forget(rid)
+
+    def _forget(self, rid: str) -> None:
+        if rid in self.model.runner:
+            self.model.runner.remove(rid)
 
     def _step(self) -> None:
         ended = set(self.loop.ended)
@@ -286,8 +287,7 @@ class EngineStage(ABC):
             entering = len(output.scheduled_new_reqs)
             self._station.steps.append((entering, len(output.num_scheduled_tokens) - entering))
         for rid in self.loop.ended.keys() - ended:
-            if rid in self.model.runner:
-                self.model.runner.remove(rid)
+            self._forget(rid)
             if self.loop.ended[rid].finish_reason is FinishReason.ERROR:
                 self.failed[rid] = RuntimeError(self.loop.ended[rid].stop_reason)
                 self._station.tell_failed(rid, str(self.failed[rid]))
@@ -296,8 +296,9 @@ class EngineStage(ABC):
 class ThinkerStage(EngineStage):
     MODEL = EngineThinker
 
-    def _adapter(self, way: Way, station: Station) -> RunnerAdapter:
+    def _adapter(self, way: Way, station: StoryStation) -> RunnerAdapter:
         config = TransferConfig.from_yaml(STAGES_FILE, "thinker")
+        station.whole = WHOLE if way.full_payload else None
         return RunnerAdapter(
             self.model,
             config,
@@ -313,11 +314,19 @@ class ThinkerStage(EngineStage):
         prompt = inputs["input_ids"][0].tolist()
         self.loop.add(request.rid, *prompt, tokens=request.text_tokens, model_intermediate_buffer=first)
 
+    def _wait(self) -> None:
+        self._station.listen(TICK)
+
+    def _rests(self, request: Any) -> bool:
+        """One that is to fail in the talker, from when it has all that it needs before: it lives here when it fails."""
+        step = FailingModel.FAILS.get(request.request_id)
+        return step is not None and request.num_output_tokens >= OF_THE_PROMPT + step
+
 
 class TalkerStage(EngineStage):
     MODEL = EngineTalker
 
-    def _adapter(self, way: Way, station: Station) -> RunnerAdapter:
+    def _adapter(self, way: Way, station: StoryStation) -> RunnerAdapter:
         config = TransferConfig.from_yaml(STAGES_FILE, "talker")
         self._inbox, self._receiver = station.inbox("thinker", way.full_payload)
         source = self._inbox if way.full_payload else OneAStep(self._inbox)
@@ -325,7 +334,7 @@ class TalkerStage(EngineStage):
             self.model,
             config,
             settings=AdapterConfig.from_yaml(STAGES_FILE, "talker"),
-            rules=MergeRules(accumulated=(EMBEDDINGS, ACCEPTED, OUTPUT_IDS)),
+            rules=WHOLE,
             inbox=Deaf(source) if way.deaf else source,
             outbox=station.outbox("code2wav", config),
             # The library has one generator for a request's tokens and codes.
@@ -339,10 +348,8 @@ class TalkerStage(EngineStage):
             form="names",
         )
 
-    def _has_come(self, rid: str) -> bool:
-        """The thinker's prompt and its first generated row; or all of it; or its failure."""
-        found = self._inbox.count([rid])[rid]
-        return found < 0 or found >= OF_THE_PROMPT
+    def _wait(self) -> None:
+        self._receiver.wait(TICK)
 
     def _submit(self, request: Request) -> None:
         # The engine counts rows; what stands there the hook says.
@@ -353,7 +360,7 @@ class TalkerStage(EngineStage):
 
     @property
     def seen(self) -> dict[str, Any]:
-        return {**super().seen, "starts": self.model.starts, "unread": list(self._inbox)}
+        return {**super().seen, "rows": self.model.seen, "unread": list(self._inbox)}
 
 
 STAGES = {"thinker": ThinkerStage, "talker": TalkerStage}

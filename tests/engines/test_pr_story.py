@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(300)
 
-demo, requests, folder, uncut = story.demo, story.requests, story.folder, story.uncut
+demo, requests, folder, uncut, prompts = story.demo, story.requests, story.folder, story.uncut, story.prompts
+STAGES = ("thinker", "talker", "code2wav")
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +33,25 @@ def crew(demo: SimpleNamespace, folder: Path) -> Iterator[EngineCrew]:
         yield crew
 
 
-@pytest.fixture(scope="module")
-def prompts(demo: SimpleNamespace, requests: list[Any]) -> dict[str, int]:
-    """The thinker's rows of each prompt."""
-    return {r.rid: demo.omni_model.make_prompt(r.says, r.seed)["input_ids"].shape[1] for r in requests}
-
-
 def digests(told: Story, sender: str, reader: str) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """By request, what was put on an edge, and what was read of it."""
     (sent,), (received,) = told.reports[sender]["sent"], told.reports[reader]["received"]
     return sent["digests"], received["digests"]
+
+
+def rows_there(told: Story) -> dict[str, set[int]]:
+    """By request, the thinker's rows that its talker's forwards were given."""
+    return {rid: set(rows) for rid, rows in story.rows(told, story.SAYS).items()}
+
+
+#: What stays of requests that are over: maps and caches of both stages, payloads at the talker and at the broker.
+NOTHING = ([(0, 0), (0, 0)], [], 0)
+
+
+def kept(told: Story) -> tuple[list[tuple[int, int]], list[str], int]:
+    """As NOTHING."""
+    seen = [told.reports[stage]["seen"] for stage in STAGES[:2]]
+    return [(one["maps"], one["caches"]) for one in seen], seen[1]["unread"], told.left
 
 
 @pytest.mark.parametrize("version", ["v1", "v1-omni", "v2"])
@@ -51,32 +61,30 @@ def test_every_request_speaks_the_codes_of_the_uncut_model(
     """All at once: prompts enter while others decode. All that a request lives to read is read, bit for bit."""
     told = crew.run(f"{version}, usual", requests)
     assert story.unequal(told, uncut) == []
-    # Every row but the first one that is said comes to a request that decodes.
-    assert told.reports["talker"]["seen"]["starts"] == {rid: rows + 1 for rid, rows in prompts.items()}
-    for stage in ("thinker", "talker"):
+    assert story.rows(told, uncut) == story.one_a_step(prompts, uncut)
+    for stage in STAGES[:2]:
         entering, going_on = zip(*told.reports[stage]["steps"], strict=True)
         assert sum(entering) == len(story.SAYS)
         assert any(n and d for n, d in zip(entering, going_on, strict=True)), "steps that mix both"
         assert max(going_on) > 1
-        seen = told.reports[stage]["seen"]
-        assert (seen["maps"], seen["caches"]) == (0, 0)
     sent, received = digests(told, "talker", "code2wav")
     assert sent == received
     sent, received = digests(told, "thinker", "talker")
     # The talker of these has ended before its thinker.
     short = {rid: sent[rid][: len(received[rid])] for rid in story.SHORT}
     assert {**sent, **short} == received
-    assert told.reports["talker"]["seen"]["unread"] == []
-    assert (told.failed, told.left) == ({}, 0)
+    assert told.failed == {}
+    assert kept(told) == NOTHING
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_without_delivery_to_decoding_requests_every_request_speaks_garbage(
-    crew: EngineCrew, requests: list[Any], uncut: story.Codes, version: str
+    crew: EngineCrew, requests: list[Any], uncut: story.Codes, prompts: dict[str, int], version: str
 ) -> None:
     """The fault that the PR mends, put in on purpose: the assertion above sees it, in each request."""
     told = crew.run(f"{version}, deaf", requests)
     assert story.unequal(told, uncut) == list(story.SAYS)
+    assert rows_there(told) == {rid: {rows + 1} for rid, rows in prompts.items()}
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
@@ -85,6 +93,23 @@ def test_with_a_full_payload_a_talker_starts_when_all_is_there_and_speaks_the_sa
 ) -> None:
     told = crew.run(f"{version}, full payload", requests)
     assert story.unequal(told, uncut) == []
-    # The last token that is said has no row: it is not fed back.
-    whole = {rid: prompts[rid] + said - 1 for rid, said in story.SAYS.items()}
-    assert told.reports["talker"]["seen"]["starts"] == whole
+    assert rows_there(told) == {rid: {rows} for rid, rows in story.whole(prompts).items()}
+    sent, received = digests(told, "thinker", "talker")
+    assert sent == received and {len(payloads) for payloads in sent.values()} == {1}
+    assert kept(told) == NOTHING
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_request_that_fails_while_it_decodes_fails_in_every_stage_and_the_others_finish(
+    crew: EngineCrew, requests: list[Any], uncut: story.Codes, prompts: dict[str, int], version: str
+) -> None:
+    """In the talker's hook, with rows of the thinker still to come, and frames behind it."""
+    told = crew.run(f"{version}, failing", requests, fails={"c": 4})
+    assert told.failed.keys() == {"c"} and "made to fail" in told.failed["c"]
+    failed = {stage: list(told.reports[stage]["seen"]["failed"]) for stage in STAGES}
+    assert failed == dict.fromkeys(STAGES, ["c"])
+    healthy = {rid: codes for rid, codes in uncut.items() if rid != "c"}
+    assert story.unequal(told, healthy) == []
+    assert story.rows(told, healthy) == story.one_a_step(prompts, healthy)
+    assert digests(told, "talker", "code2wav")[0]["c"]
+    assert kept(told) == NOTHING

@@ -10,6 +10,7 @@ import torch
 
 from connector import errors
 from runner_adapter.adapters.vllm import V1RunnerMixin
+from runner_adapter.adapters.vllm.ids import ExternalId, as_it_is
 from runner_adapter.adapters.vllm.ledger import Known, Ledger
 from runner_adapter.adapters.vllm.scheduling import tell
 from runner_adapter.adapters.vllm.steps import Steps
@@ -60,10 +61,18 @@ def output(
 class Engine:
     """Steps over an adapter, driven as the mixins do."""
 
-    def __init__(self, model: object | None = None, *, late: bool = False, embeds: bool = True, **own: Any) -> None:
+    def __init__(
+        self,
+        model: object | None = None,
+        *,
+        late: bool = False,
+        embeds: bool = True,
+        external_id: ExternalId = as_it_is,
+        **own: Any,
+    ) -> None:
         config = SimpleNamespace(**{**vars(CONFIG), "scheduler_config": SimpleNamespace(async_scheduling=late)})
         self.adapter = RunnerAdapter(model or object(), form="nested", **own)
-        self.steps = Steps(self.adapter, model or object(), config, embeds=embeds)
+        self.steps = Steps(self.adapter, model or object(), config, embeds=embeds, external_id=external_id)
 
     def step(self, one: Any) -> Any:
         self.steps.take(one)
@@ -330,12 +339,12 @@ def test_rows_that_were_handed_over_are_not_again(computed: int, tokens: int, ag
 
 def test_a_segment_goes_on_handing_over_and_another_request_begins() -> None:
     ledger = Ledger(drafts_late=False)
-    ledger.enter(request("a"))
+    ledger.enter("a", request("a"))
     ledger["a"].hand(0, 4)
-    ledger.enter(request("a", prompt=6))
+    ledger.enter("a", request("a", prompt=6))
     assert ledger["a"].handed == 4
     ledger.leave(["a"], ())
-    ledger.enter(request("a"))
+    ledger.enter("a", request("a"))
     assert ledger["a"].handed == 0
 
 

@@ -100,7 +100,8 @@ class AbortContract:
         bench.reader.status()
         bench.reader.finish(bench.rid)
         out.put(bench.rid, number(2), last=True)
-        assert values(into.stream(bench.rid, timeout=PATIENCE)) == [1, 2]
+        bench.writer.flush()
+        assert values(into.stream(bench.rid, timeout=0)) == [1, 2]
 
     def test_poll_tells_the_abort_of_an_expected_request_of_which_nothing_came(self, bench: Bench) -> None:
         """Once; and neither of one that is not expected, nor one that came before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -9,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from connector import errors
+from runner_adapter.adapters.vllm.ids import client_id
 from runner_adapter.adapters.vllm.scheduling import tell
 from runner_adapter.adapters.vllm.steps import Steps
+from runner_adapter.hooks import Extras
 from runner_adapter.plan import StepPlan
 from runner_adapter.runner import RunnerAdapter
 
@@ -23,9 +26,13 @@ if TYPE_CHECKING:
         def load_model(self, *args: Any, **kwargs: Any) -> None: ...
         def execute_model(self, *args: Any, **kwargs: Any) -> Any: ...
         def sample_tokens(self, *args: Any, **kwargs: Any) -> Any: ...
+        def _dummy_run(self, num_tokens: int, *args: Any, **kwargs: Any) -> Any: ...
 
 else:
     _Runner = object
+
+#: Where vLLM is told to keep its clients' ids as they are (vllm.envs).
+KEEPS_IDS = "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"
 
 
 class Hooked(_Runner):
@@ -35,7 +42,10 @@ class Hooked(_Runner):
     """
 
     _steps: Steps | None = None
+    #: By the engine's ids, as its requests may be finished and their rids others' by the time that they are asked for.
     _failures: Mapping[str, Exception] = {}
+    #: Whether the engine says of new requests what their clients call them, and makes no ids of its own.
+    _named = False
 
     @property
     def adapter(self) -> RunnerAdapter | None:
@@ -50,14 +60,38 @@ class Hooked(_Runner):
         that go; of a preempted request that computes tokens again, the others."""
         return {}
 
+    def extras(self, plan: StepPlan) -> Extras:
+        """To be overridden: by rid, the model's own values for its preprocess hook, over what the engine's runner tells
+        it. The plan's rows are this step's; what is for others is not used."""
+        return {}
+
+    def external_id(self, engine_id: str, request: Any) -> str:
+        """The rid, on which all stages must agree, of what the engine calls `engine_id`. May be overridden.
+
+        `request`: what the scheduler calls new, or None if it finished the request before it called it so. By default
+        its `external_req_id`, which vLLM-Omni has; or else what the client called it, of which vLLM made its own id
+        (`client_id`), unless it is told not to.
+        """
+        named: str | None = getattr(request, "external_req_id", None)
+        if named is not None:
+            self._named = True
+            return named
+        return engine_id if self._named or int(os.environ.get(KEEPS_IDS, "0")) else client_id(engine_id)
+
+    def engine_id(self, rid: str) -> str:
+        """What the engine calls a live request, in its own tables; UnknownRequest if none has this rid."""
+        if self._steps is None:
+            raise errors.UsageError("the runner has no adapter yet", runner=type(self).__name__, rid=rid)
+        return self._steps.ids.engine_id(rid)
+
     def adapter_failures(self) -> dict[str, Exception]:
-        """Requests that failed and are not finished, each once. vLLM's output of a runner has no place for them: who
-        calls this ends them, or a scheduler with `SchedulerMixin` does."""
+        """Requests that failed and are not finished, each once, by the engine's ids. vLLM's output of a runner has no
+        place for them: who calls this ends them, or a scheduler with `SchedulerMixin` does."""
         if self._steps is None:
             return {}
-        found = {**self._failures, **self._steps.adapter.failures()}
+        found = {**self._failures, **self._steps.failures()}
         self._failures = {}
-        return {rid: error for rid, error in found.items() if rid in self._steps.adapter.requests}
+        return {engine_id: error for engine_id, error in found.items() if engine_id in self._steps.ids}
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
@@ -69,7 +103,12 @@ class Hooked(_Runner):
             raise errors.UsageError("the runner has an adapter", runner=type(self).__name__)
         self._check_forward()
         self._steps = Steps(
-            adapter, self.model, self.vllm_config, embeds=self._takes_embeds(), talking=self._forward_context
+            adapter,
+            self.model,
+            self.vllm_config,
+            embeds=self._takes_embeds(),
+            talking=self._forward_context,
+            external_id=self.external_id,
         )
         self._begin_with(self._steps)
 
@@ -79,13 +118,19 @@ class Hooked(_Runner):
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
         return self._with_failures(super().sample_tokens(*args, **kwargs))
 
+    @torch.inference_mode()
+    def _dummy_run(self, num_tokens: int, *args: Any, **kwargs: Any) -> Any:
+        """Profiling, warm-up and capture of this size, behind the talker's call of it, as in a step."""
+        if self._steps is not None:
+            self._steps.warm_up(num_tokens)
+        return super()._dummy_run(num_tokens, *args, **kwargs)
+
     def _with_failures(self, output: Any) -> Any:
         """The output, with what failed; None goes to no scheduler."""
         if output is None or self._steps is None:
             return output
-        adapter = self._steps.adapter
-        fresh = adapter.failures()
-        self._failures = {rid: e for rid, e in {**self._failures, **fresh}.items() if rid in adapter.requests}
+        fresh, ids = self._steps.failures(), self._steps.ids
+        self._failures = {id_: error for id_, error in {**self._failures, **fresh}.items() if id_ in ids}
         return tell(output, fresh)
 
     def _forward_context(self) -> AbstractContextManager[Any]:

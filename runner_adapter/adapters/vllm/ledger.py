@@ -73,10 +73,10 @@ class Ledger(dict[str, Known]):
             if rid in self:
                 self[rid].preempted = True
 
-    def resume(self, request: Any) -> bool:
+    def resume(self, rid: str, request: Any) -> bool:
         """Whether a request that the scheduler calls new is one that it had preempted (V2), and goes on. If its prompt
         has grown meanwhile it is a further segment of its input."""
-        known = self.get(request.req_id)
+        known = self.get(rid)
         if known is None or not known.preempted or request.prompt_len != known.prompt_len:
             return False
         known.preempted = False
@@ -84,19 +84,19 @@ class Ledger(dict[str, Known]):
             known.generated = len(request.prefill_token_ids) - known.prompt_len
         return True
 
-    def enter(self, request: Any) -> None:
+    def enter(self, rid: str, request: Any) -> None:
         """A new request, or a further segment: what was generated is prompt now."""
-        known = self.get(request.req_id)
+        known = self.get(rid)
         handed = 0 if known is None else known.handed
-        self[request.req_id] = Known(request.prompt_len, request.sampling_params, handed=handed)
+        self[rid] = Known(request.prompt_len, request.sampling_params, handed=handed)
 
-    def count(self, output: Any) -> None:
+    def count(self, generated: Mapping[str, int], drafted: Mapping[str, int]) -> None:
         """Output tokens, as a step's scheduler counts them: those that are sampled, of which it may not have heard yet,
-        and under late drafts also the drafted ones of the last step, which are not accepted yet."""
-        cached = output.scheduled_cached_reqs
-        for rid, count in zip(cached.req_ids, cached.num_output_tokens, strict=True):
+        and under late drafts also the drafted ones of the last step, which are not accepted yet. `drafted`: how many
+        in this step."""
+        for rid, count in generated.items():
             known = self[rid]
             known.preempted = False
             known.generated = max(0, count - (known.drafted if self._drafts_late else 0))
         for rid, known in self.items():
-            known.drafted = len(output.scheduled_spec_decode_tokens.get(rid, ()))
+            known.drafted = drafted.get(rid, 0)

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-#: The attribute: why, by rid.
+#: The attribute: why, by the engine's ids.
 FAILURES = "adapter_failures"
 #: Characters of an error that clients are told.
 MOST_TOLD = 1000
@@ -28,11 +28,11 @@ else:
 
 
 def tell(output: Any, failed: Mapping[str, Exception]) -> Any:
-    """A runner's output that tells what failed; the same object if nothing did. One that is still being copied from
-    the device tells it when it is there."""
+    """A runner's output that tells what failed, by the engine's ids; the same object if nothing did. One that is still
+    being copied from the device tells it when it is there."""
     if not failed:
         return output
-    told = {rid: f"{type(error).__name__}: {error}"[:MOST_TOLD] for rid, error in failed.items()}
+    told = {engine_id: f"{type(error).__name__}: {error}"[:MOST_TOLD] for engine_id, error in failed.items()}
     get: Callable[[], Any] | None = getattr(output, "get_output", None)
     if get is not None:
         output.get_output = lambda: _marked(get(), told)

@@ -15,7 +15,9 @@ import torch
 
 from connector import ConnectorError, errors
 from runner_adapter import overlay, phases
+from runner_adapter.adapters.vllm.ids import ExternalId, Ids, as_it_is
 from runner_adapter.adapters.vllm.ledger import Ledger
+from runner_adapter.hooks import Extras
 from runner_adapter.plan import StepPlan
 from runner_adapter.runner import RunnerAdapter
 
@@ -27,7 +29,10 @@ _FIELDS = (phases.NEW_NAME, phases.REQUEST_FIELD)
 class Steps:
     """The steps of one runner, in this order: take, (the engine's own), begin, plan, preprocess, kwargs, after.
 
+    The engine's ids come in and go out here, and nowhere else; everything else is by rid (`Ids`).
+
     `embeds`: the engine's forward is given embeddings. `talking()` is entered around the hooks if there is a talker.
+    `external_id`: what the rid of an engine's id is.
 
     UsageError: pipeline parallelism, prefill context parallelism or microbatches, which split what a plan describes; a
     stage that sends and drafts tokens, which would hand over rows of tokens that are not accepted.
@@ -41,9 +46,10 @@ class Steps:
         *,
         embeds: bool,
         talking: Callable[[], Any] = nullcontext,
+        external_id: ExternalId = as_it_is,
     ) -> None:
         _check(adapter, vllm_config)
-        self.adapter = adapter
+        self.adapter, self.ids = adapter, Ids(external_id)
         self.has_preprocess = bool(getattr(model, "has_preprocess", False))
         #: Whether the step under way has begun.
         self.began = False
@@ -55,7 +61,7 @@ class Steps:
         self._talking = talking if adapter.talker is not None else nullcontext
         self._known = Ledger(drafts_late=bool(vllm_config.scheduler_config.async_scheduling))
         self._overlay = overlay.PromptOverlay(adapter.phase)
-        #: Old prompt embeddings of this step's new requests, and tokens computed before it.
+        #: Old prompt embeddings of this step's new requests, by the engine's id; tokens computed before it, by rid.
         self._old_embeds: dict[str, object] = {}
         self._computed: dict[str, int] = {}
 
@@ -75,64 +81,83 @@ class Steps:
         this step is merged, once each. Nobody else merges it after that: the fields are emptied. What a preempted
         request brings again is what it brought at first: its state goes on.
 
-        One request's failure is that request's. Raises as `RunnerAdapter.begin_step`, `bring` and `receive` do.
+        One request's failure is that request's. Raises as `RunnerAdapter.begin_step`, `bring` and `receive` do, and
+        UnknownRequest for a request that runs and is not live.
         """
-        adapter, finished = self.adapter, sorted(output.finished_req_ids)
-        self._known.leave(finished, output.preempted_req_ids or ())
+        adapter, ids = self.adapter, self.ids
+        preempted = [ids.rid(engine_id) for engine_id in output.preempted_req_ids or () if engine_id in ids]
+        finished = ids.leave(output.finished_req_ids)
+        self._known.leave(finished, preempted)
         self._overlay.finish(finished)
         failed: dict[str, ConnectorError] = {}
-        new = [request for request in output.scheduled_new_reqs if not self._known.resume(request)]
-        maps = {request.req_id: self._enter(request, failed) for request in new}
-        adapter.begin_step(finished=finished, new=maps, scheduled=output.num_scheduled_tokens)
+        new = {ids.enter(request, failed): request for request in output.scheduled_new_reqs}
+        begun = {rid: request for rid, request in new.items() if not self._known.resume(rid, request)}
+        maps = {rid: self._enter(rid, request, failed) for rid, request in begun.items()}
+        scheduled = [ids.rid(engine_id) for engine_id in output.num_scheduled_tokens]
+        adapter.begin_step(finished=finished, new=maps, scheduled=scheduled)
         for rid, error in failed.items():
             adapter.fail(rid, error)
         self.bring(output.scheduled_cached_reqs)
-        self._known.count(output)
+        self._count(output)
         _empty(output)
         adapter.receive()
         self.began = True
 
-    def _enter(self, request: Any, failed: dict[str, ConnectorError]) -> dict[str, torch.Tensor] | None:
-        """What a new request, or a further segment of one, brings."""
-        rid = request.req_id
-        self._known.enter(request)
+    def _enter(self, rid: str, request: Any, failed: dict[str, ConnectorError]) -> dict[str, torch.Tensor] | None:
+        """What a new request, or a further segment of one, brings; nothing of one that is refused."""
+        self._known.enter(rid, request)
+        if rid in failed:
+            return None
+        old = self._old_embeds.get(request.req_id)
         try:
-            self._overlay.add(rid, self._old_embeds.get(rid))
-            if rid in self._old_embeds and not self._embeds:
+            self._overlay.add(rid, old)
+            if old is not None and not self._embeds:
                 raise errors.UsageError("the engine's forward takes no embeddings: set enable_prompt_embeds", rid=rid)
             return overlay.accept(request, self.adapter.phase, rid=rid) or None
         except ConnectorError as error:
             failed[rid] = error.anew()
             return None
 
+    def _count(self, output: Any) -> None:
+        cached, rid = output.scheduled_cached_reqs, self.ids.rid
+        generated = zip(map(rid, cached.req_ids), cached.num_output_tokens, strict=True)
+        drafted = {rid(engine_id): len(tokens) for engine_id, tokens in output.scheduled_spec_decode_tokens.items()}
+        self._known.count(dict(generated), drafted)
+
     def bring(self, requests: object) -> None:
-        """Merge what the engine brings to requests that run; `requests` as `overlay.accept_cached` takes them."""
-        brought = overlay.accept_cached(requests, self.adapter.phase)
+        """Merge what the engine brings to requests that run; `requests` as `overlay.accept_cached` takes them, by the
+        engine's ids."""
+        fields = {field: getattr(requests, field, None) for field in _FIELDS}
+        named = {field: self.ids.by_rid(by) if isinstance(by, Mapping) else by for field, by in fields.items()}
+        brought = overlay.accept_cached(SimpleNamespace(**named), self.adapter.phase)
         self.adapter.bring(brought.maps, replace=self._replaces)
         for rid, error in brought.failed.items():
             if rid in self.adapter.requests:
                 self.adapter.fail(rid, error)
 
-    def bring_one(self, rid: str, update: object) -> None:
+    def bring_one(self, engine_id: str, update: object) -> None:
         """The same for one request."""
-        self.bring(SimpleNamespace(**{phases.NEW_NAME: {rid: update}}))
+        self.bring(SimpleNamespace(**{phases.NEW_NAME: {engine_id: update}}))
 
     # -- around the forward -----------------------------------------------------------------------
 
     def plan(
         self,
-        rids: Sequence[str],
+        engine_ids: Sequence[str],
         counts: Mapping[str, int],
         computed: Mapping[str, int],
         *,
         padded_tokens: int,
         padded_rows: int | None = None,
     ) -> StepPlan:
-        """The plan of the step under way, in the order of `rids`; `computed`: tokens computed before this step."""
-        self._computed = {rid: int(computed[rid]) for rid in rids}
+        """The plan of the step under way, by rid, in the order of `engine_ids`. Also by the engine's ids, `counts`:
+        tokens of this step, `computed`: those computed before."""
+        rid = self.ids.rid
+        rids = [rid(engine_id) for engine_id in engine_ids]
+        self._computed = {rid(engine_id): int(computed[engine_id]) for engine_id in engine_ids}
         self.current = StepPlan.make(
             rids,
-            counts,
+            {rid(engine_id): count for engine_id, count in counts.items()},
             generated={rid: self._known[rid].generated for rid in rids},
             prefill={rid for rid in rids if self._known[rid].is_reading(self._computed[rid])},
             padded_rows=padded_rows,
@@ -140,9 +165,15 @@ class Steps:
         )
         return self.current
 
-    def preprocess(self, input_ids: torch.Tensor, inputs_embeds: torch.Tensor) -> None:
+    def preprocess(
+        self,
+        input_ids: torch.Tensor,
+        inputs_embeds: torch.Tensor,
+        own: Callable[[StepPlan], Extras] = lambda plan: {},
+    ) -> None:
         """Old prompt embeddings, the model's hook and its talker; `input_ids` [tokens] and `inputs_embeds` [tokens,
-        width] are written in place. Nothing in a step without a plan."""
+        width] are written in place. `own` is asked for the model's own values for its hook, which stand over what the
+        engine's runner tells it. Nothing in a step without a plan."""
         plan = self.current
         if plan is None:
             return
@@ -151,9 +182,18 @@ class Steps:
         for rid, error in self._overlay.lay(plan, inputs_embeds, computed=self._computed, prompt_lens=lens).items():
             self.adapter.fail(rid, error)
         seeds = {rid: one.seed for rid, one in known.items() if one.seed is not None}
-        extras = {rid: one.told(self._computed[rid]) for rid, one in known.items()}
+        values = own(plan) if self.has_preprocess else {}
+        extras = {rid: {**one.told(self._computed[rid]), **values.get(rid, {})} for rid, one in known.items()}
         with self._talking():
             self.adapter.preprocess(plan, input_ids, inputs_embeds, extras=extras, seeds=seeds)
+
+    def warm_up(self, rows: int) -> None:
+        """The talker alone, once, for so many rows or as many as it has room for: in a step of profiling, capture or
+        warm-up, so that its memory is counted. Nothing without a talker."""
+        talker = self.adapter.talker
+        if talker is not None and rows > 0:
+            with self._talking():
+                talker.warm_up(min(rows, talker.max_rows))
 
     def kwargs(self, rows: int = 0, tokens: int = 0) -> dict[str, Any]:
         """What the forward is given beside its inputs; a graph, which is given nothing, reads the rows staged here.
@@ -179,9 +219,17 @@ class Steps:
                 self.adapter.send(unsent, output, beside=beside(unsent))
 
     def mirror(self, put: Callable[[str, str, dict[str, Any]], None]) -> None:
-        """As `overlay.mirror`, for the requests that run."""
+        """As `overlay.mirror`, for the requests that run; `put` by the engine's id."""
         running = [rid for rid in self.adapter.requests if self.adapter.requests.is_active(rid)]
-        overlay.mirror(self.adapter.buffer, running, self.adapter.phase, put)
+
+        def put_by_rid(rid: str, name: str, value: dict[str, Any]) -> None:
+            put(self.ids.engine_id(rid), name, value)
+
+        overlay.mirror(self.adapter.buffer, running, self.adapter.phase, put_by_rid)
+
+    def failures(self) -> dict[str, Exception]:
+        """As `RunnerAdapter.failures`, by the engine's ids."""
+        return {self.ids.engine_id(rid): error for rid, error in self.adapter.failures().items()}
 
     def _unsent(self, plan: StepPlan) -> StepPlan:
         """The plan without tokens that a preempted request computes again. The first ones of a request must be

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         def _preprocess(
             self, scheduler_output: Any, num_input_tokens: int, intermediate_tensors: Any = None
         ) -> tuple[Any, ...]: ...
+        def _determine_batch_execution_and_padding(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]: ...
         def _model_forward(self, *args: Any, **kwargs: Any) -> Any: ...
         def _build_model_kwargs_extra(self) -> dict[str, Any]: ...
         def _gather_runtime_additional_information(self) -> list[dict[str, Any]]: ...
@@ -48,6 +49,9 @@ class V1RunnerMixin(Hooked, _Runner):
     UsageError, beside those of `Steps`: a model with a preprocess hook whose compiled forward takes no embeddings;
     with vLLM-Omni's runner, a model with a postprocess hook and prefix caching.
     """
+
+    #: Rows that the graph of the step under way was captured with; None if none was captured for its number of rows.
+    _graph_rows: int | None = None
 
     def _takes_embeds(self) -> bool:
         return self.supports_mm_inputs or self.enable_prompt_embeds
@@ -81,24 +85,30 @@ class V1RunnerMixin(Hooked, _Runner):
         steps.mirror(self._put_mirror)
         return corrections
 
+    def _determine_batch_execution_and_padding(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """How the step runs: (mode, the batch's descriptor, …). `_preprocess` is told its tokens alone."""
+        found = super()._determine_batch_execution_and_padding(*args, **kwargs)
+        self._graph_rows = found[1].num_reqs
+        return found
+
     def _preprocess(
         self, scheduler_output: Any, num_input_tokens: int, intermediate_tensors: Any = None
     ) -> tuple[Any, ...]:
-        steps = self._steps
+        steps, graph_rows = self._steps, self._graph_rows
         if steps is None:
             return super()._preprocess(scheduler_output, num_input_tokens, intermediate_tensors)
         with _without_hooks(self.model):
             ids, embeds, *rest = super()._preprocess(scheduler_output, num_input_tokens, intermediate_tensors)
         batch, counts = self.input_batch, scheduler_output.num_scheduled_tokens
-        computed = {rid: int(batch.num_computed_tokens_cpu[row]) for row, rid in enumerate(batch.req_ids)}
-        steps.plan(batch.req_ids, counts, computed, padded_tokens=num_input_tokens)
+        computed = {engine_id: int(batch.num_computed_tokens_cpu[row]) for row, engine_id in enumerate(batch.req_ids)}
+        steps.plan(batch.req_ids, counts, computed, padded_tokens=num_input_tokens, padded_rows=graph_rows)
         if embeds is None and steps.has_preprocess:
             embeds = self.inputs_embeds.gpu[:num_input_tokens]
             embeds.zero_()
         if embeds is not None:
             # Where the forward is given embeddings alone, hooks still read the ids that stand in the engine's buffer.
             given = self.input_ids.gpu[:num_input_tokens] if ids is None else ids
-            steps.preprocess(given, embeds)
+            steps.preprocess(given, embeds, self.extras)
             if self._is_omni and steps.has_preprocess:
                 ids = given
         return (ids, embeds, *rest)
@@ -113,8 +123,8 @@ class V1RunnerMixin(Hooked, _Runner):
         steps.mirror(self._put_mirror)
         return output
 
-    def _put_mirror(self, rid: str, name: str, value: Mapping[str, Any]) -> None:
-        setattr(self.requests[rid], name, value)
+    def _put_mirror(self, engine_id: str, name: str, value: Mapping[str, Any]) -> None:
+        setattr(self.requests[engine_id], name, value)
 
     # -- what only vLLM-Omni's runner has ---------------------------------------------------------
 

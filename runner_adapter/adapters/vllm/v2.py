@@ -13,7 +13,7 @@ from runner_adapter.adapters.vllm.hooked import Hooked
 from runner_adapter.adapters.vllm.steps import Steps
 
 _Inputs = Callable[..., dict[str, Any]]
-#: Rids of requests that the engine makes up to warm itself up.
+#: The engine's ids of requests that the engine makes up to warm itself up.
 WARM_UP = ("_warmup_", "_v2_mixed_warmup_")
 
 if TYPE_CHECKING:
@@ -85,11 +85,11 @@ class V2RunnerMixin(Hooked, _Runner):
     def prepare_inputs(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         batch = super().prepare_inputs(scheduler_output, *args, **kwargs)
         if self._steps is not None and not _warms_up(scheduler_output):
-            rids: list[str] = batch.req_ids
+            engine_ids: list[str] = batch.req_ids
             self._steps.plan(
-                rids,
-                dict(zip(rids, batch.num_scheduled_tokens.tolist(), strict=True)),
-                dict(zip(rids, batch.num_computed_tokens_np.tolist(), strict=True)),
+                engine_ids,
+                dict(zip(engine_ids, batch.num_scheduled_tokens.tolist(), strict=True)),
+                dict(zip(engine_ids, batch.num_computed_tokens_np.tolist(), strict=True)),
                 padded_tokens=batch.num_tokens_after_padding,
                 padded_rows=batch.num_reqs_after_padding,
             )
@@ -119,12 +119,13 @@ class V2RunnerMixin(Hooked, _Runner):
             embeds = self._embeds[:tokens]
             embeds.zero_()
         if embeds is not None:
-            steps.preprocess(input_batch.input_ids, embeds)
+            steps.preprocess(input_batch.input_ids, embeds, self.extras)
             given = {**given, "inputs_embeds": embeds}
         return {**given, **steps.kwargs(rows, tokens)}
 
     def _state_dummy_inputs(self, steps: Steps, engine: _Inputs, num_reqs: int, num_tokens: int) -> dict[str, Any]:
-        """For capture."""
+        """For capture, before it begins."""
+        steps.warm_up(num_reqs)
         given = engine(num_reqs, num_tokens)
         if self._embeds is not None:
             given = {**given, "inputs_embeds": self._embeds[:num_tokens]}
@@ -132,5 +133,5 @@ class V2RunnerMixin(Hooked, _Runner):
 
 
 def _warms_up(scheduler_output: Any) -> bool:
-    rids = (*scheduler_output.num_scheduled_tokens, *scheduler_output.finished_req_ids)
-    return any(rid.startswith(WARM_UP) for rid in rids)
+    engine_ids = (*scheduler_output.num_scheduled_tokens, *scheduler_output.finished_req_ids)
+    return any(engine_id.startswith(WARM_UP) for engine_id in engine_ids)
