@@ -101,17 +101,8 @@ FAULTS: dict[str, tuple[str, str]] = {
     "B94": ("I", "a listing shows impossible numbers"),
 }
 
-_RUNNER = "concerns the runner's batch; the connector keeps requests apart by rid. The runner adapter will answer it"
 IN_WORDS: dict[str, str] = {
-    "B07": _RUNNER,
-    "B08": _RUNNER,
-    "B10": "a rid must be a non-empty str, so there is no default to share; the runner's hooks come with the adapter",
-    "B11": "nothing is evicted, ever: only finish, abort and death end a request. The batch is the runner adapter's",
-    "B12": _RUNNER,
-    "B14": "a payload is flat by type (`dict[str, Tensor]`); mapping nested names is the runner adapter's",
     "B52": "there is no spill and no fallback to disk: a full pool is back-pressure, then `PoolFull`",
-    "B66": "there is one mode: a full payload is a stream of one chunk. The matrix of runners comes with the adapter",
-    "B67": "there is one mode, and no callbacks whose signature could differ",
     "B83": "sockets live in the run directory, `/run/tensor-connector` for root, not in /tmp; the unit comes later",
 }
 

@@ -1,6 +1,6 @@
 """Kind A of the bug log: what arrives is what was put, to the bit. Each test is named after its entry.
 
-Entries on batch rows and request maps (B07, B08, B10, B11, B12, B14) are the runner adapter's.
+Those on batch rows and request maps are in test_a_runner.py.
 """
 
 from __future__ import annotations
