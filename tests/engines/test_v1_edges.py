@@ -261,6 +261,7 @@ def test_a_stage_that_drafts_tokens_hands_nothing_over(sending: Any) -> None:
 
 def test_the_mixin_overrides_what_it_means_to_and_nothing_else() -> None:
     overridden = {"load_model", "execute_model", "sample_tokens", "_update_states", "_preprocess", "_model_forward"}
+    overridden |= {"_dummy_run", "_determine_batch_execution_and_padding"}
     omni = {"_build_model_kwargs_extra", "_gather_runtime_additional_information", "_update_intermediate_buffer"}
     omni |= {"_process_additional_information_updates"}
     assert foreign(V1RunnerMixin, v1(CPUModelRunner, settings(), StageModel()), overridden) == set()

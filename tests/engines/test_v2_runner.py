@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.forward_context import is_forward_context_available
 from vllm.v1.engine import FinishReason
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 
@@ -17,6 +18,7 @@ from runner_adapter.inbox import Inbox
 from runner_adapter.merge import MergeRules
 from runner_adapter.outbox import Outbox
 from runner_adapter.runner import RunnerAdapter
+from runner_adapter.talker import Talker
 from tests.engines.v2_twins import TwinRunner, v2
 from tests.engines.vllm_steps import (
     TRANSFER,
@@ -332,6 +334,22 @@ def test_steps_without_requests_have_maps_without_anything() -> None:
     assert numbers(run.adapter.buffer.nested("A")) == before
 
 
+def test_profiling_and_capture_call_the_talker_first_in_their_size() -> None:
+    class Talking(StageModel):
+        mtp_hidden_size = WIDTH
+
+        def talker_mtp(self, ids: Any, embeds: Any, hidden: Any, text_step: Any) -> Any:
+            assert is_forward_context_available()
+            self.seen.append({"talker": len(ids)})
+            return embeds, ids[:, None]
+
+    model = Talking()
+    run = loop(model, talker=Talker(model, max_rows=8, dtype=torch.float32, device="cpu"))
+    run.runner._dummy_run(64, skip_attn=True, is_profile=True)
+    run.runner.model_state.prepare_dummy_inputs(2, 4)
+    assert [one.get("talker") for one in model.seen] == [8, None, 2]
+
+
 def test_requests_that_the_engine_makes_up_to_warm_up_are_none() -> None:
     run = loop()
     rid = "_warmup_0_"
@@ -449,4 +467,5 @@ def test_a_runner_has_one_adapter() -> None:
 
 def test_the_mixin_overrides_what_it_means_to_and_nothing_else() -> None:
     overridden = {"load_model", "execute_model", "sample_tokens", "add_requests", "update_requests", "prepare_inputs"}
+    overridden |= {"_dummy_run"}
     assert foreign(V2RunnerMixin, v2(TwinRunner, settings(), StageModel()), overridden) == set()
