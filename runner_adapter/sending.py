@@ -107,7 +107,7 @@ class Sender:
         """The node is done with the rid. A stream that did not end ends here."""
         self.collect()
         if stream is not None:
-            if stream.chunks and not stream.ended and not stream.failed:
+            if stream.chunks and not stream.ended and not stream.failed and self._node.aborted(rid) is None:
                 self._end(stream)
             stream.over = True
         self._node.finish(rid)

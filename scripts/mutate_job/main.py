@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from queue import SimpleQueue
 from typing import NamedTuple
 
 from patches import Patch, PatchError, all_names, changed, has_test, read
@@ -74,10 +78,47 @@ def run_mutant(tests: list[str], place: Scratch) -> tuple[dict[str, str], set[st
     return {k: v for got, _ in alone.values() for k, v in got.items()}, {t for t, (_, late) in alone.items() if late}
 
 
-def run_unpatched(tests: Iterable[str], place: Scratch) -> dict[str, str]:
-    """Outcomes of the tests that are there, as the tree is."""
-    wanted = [test for test in dict.fromkeys(tests) if has_test(test, place.root)]
-    return place.run(wanted, BASELINE_LIMIT)[0] if wanted else {}
+def run_unpatched(tests: Iterable[str], places: list[Scratch]) -> dict[str, str]:
+    """Outcomes of the tests that are there, as the tree is. A file's tests share what they set up: it is not cut."""
+    files: dict[str, list[str]] = {}
+    for test in dict.fromkeys(tests):
+        if has_test(test, places[0].root):
+            files.setdefault(test.partition("::")[0], []).append(test)
+    parts: list[list[str]] = [[] for _ in places]
+    for several in sorted(files.values(), key=len, reverse=True):
+        min(parts, key=len).extend(several)
+    outcomes: dict[str, str] = {}
+    with ThreadPoolExecutor(len(places)) as pool:
+        for got, _ in pool.map(
+            lambda part, place: place.run(part, BASELINE_LIMIT) if part else ({}, False), parts, places
+        ):
+            outcomes |= got
+    return outcomes
+
+
+def try_all(patches: list[Patch], places: list[Scratch], before: dict[str, str]) -> list[Row]:
+    """Each patch in whichever copy is free; the rows in the patches' order."""
+    free: SimpleQueue[Scratch] = SimpleQueue()
+    for place in places:
+        free.put(place)
+
+    def one(patch: Patch) -> list[Row]:
+        place, began = free.get(), time.monotonic()
+        found = try_patch(patch, place, before)
+        free.put(place)
+        verdicts = ", ".join(dict.fromkeys(row.verdict for row in found))
+        print(f"mutate: {patch.name}: {verdicts} ({time.monotonic() - began:.0f} s)", file=sys.stderr)
+        return found
+
+    with ThreadPoolExecutor(len(places)) as pool:
+        try:
+            return [row for found in pool.map(one, patches) for row in found]
+        except BaseException:
+            # What has begun ends; nothing more begins.
+            pool.shutdown(wait=False, cancel_futures=True)
+            for place in places:
+                place.stop()
+            raise
 
 
 def table(rows: list[Row]) -> str:
@@ -93,6 +134,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="scripts/mutate", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="patches to run; without any: all")
     parser.add_argument("--list", action="store_true", help="print the patches, and run nothing")
+    parser.add_argument("--jobs", type=int, metavar="N", help="copies to try patches in at once (the processors)")
     told = parser.parse_args(arguments)
     known = all_names()
     unknown = [name for name in told.names if name not in known]
@@ -105,21 +147,21 @@ def main(arguments: list[str]) -> int:
     if told.list:
         print(table([Row(patch.promise, patch.name, test, "") for patch in patches for test in patch.tests]))
         return 0
-    rows: list[Row] = []
-    with scratch() as place:
-        place.check()
-        began = time.monotonic()
-        before = run_unpatched([test for patch in patches for test in patch.tests], place)
+    began = time.monotonic()
+    with ExitStack() as copies:
+        places = [copies.enter_context(scratch())]
+        places[0].check()
+        # Without namespaces one would see what another leaves.
+        jobs = min(told.jobs or os.cpu_count() or 1, len(patches)) if places[0].alone else 1
+        places += [copies.enter_context(scratch()) for _ in range(jobs - 1)]
+        before = run_unpatched([test for patch in patches for test in patch.tests], places)
         count = sum(word == "PASSED" for word in before.values())
         print(f"mutate: unpatched, {count} of {len(before)} pass ({time.monotonic() - began:.0f} s)", file=sys.stderr)
-        for patch in patches:
-            began = time.monotonic()
-            rows += (found := try_patch(patch, place, before))
-            verdicts = ", ".join(dict.fromkeys(row.verdict for row in found))
-            print(f"mutate: {patch.name}: {verdicts} ({time.monotonic() - began:.0f} s)", file=sys.stderr)
+        rows = try_all(patches, places, before)
     print(table(rows))
     missed = [row for row in rows if row.verdict not in CAUGHT]
-    print(f"{len(rows) - len(missed)} of {len(rows)} tests caught the mutation that they are for")
+    took = f"{len(patches)} patches, {time.monotonic() - began:.0f} s"
+    print(f"{len(rows) - len(missed)} of {len(rows)} tests caught the mutation that they are for ({took})")
     return 1 if missed else 0
 
 

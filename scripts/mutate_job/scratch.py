@@ -26,6 +26,8 @@ class Scratch:
     def __init__(self, root: Path, tmp: Path) -> None:
         self.root = root
         self._tmp = tmp
+        #: What runs in it now.
+        self._process: subprocess.Popen[str] | None = None
         # Not to be hidden by a /tmp of its own.
         self._private_tmp = not any(
             str(path).startswith("/tmp/") for path in (ROOT, root, Path(sys.prefix), Path(sys.base_prefix))
@@ -76,6 +78,7 @@ class Scratch:
             command, cwd=self.root, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             stdin=subprocess.DEVNULL, text=True, start_new_session=True,
         )  # fmt: skip
+        self._process = process
         try:
             out, _ = process.communicate(timeout=limit)
             return process.returncode, out
@@ -85,6 +88,12 @@ class Scratch:
             # It is in a session of its own: the terminal's Ctrl-C did not reach it.
             _killed(process)
             raise
+
+    def stop(self) -> None:
+        """End what runs in it."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def _killed(process: subprocess.Popen[str]) -> str:

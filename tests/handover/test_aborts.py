@@ -108,6 +108,21 @@ def test_an_abort_that_is_heard_between_two_uses_is_not_the_next_ones(pair: Link
         pair.settle()
 
 
+def test_a_request_that_another_stage_aborted_is_finished_without_a_word(
+    pair: Link, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its stream has no END to say, and that is no failure."""
+    outbox = pair.outbox()
+    outbox.send(1, {"r": ids(1)})
+    pair.settle()
+    pair.reader.abort("r", "cancelled")
+    pair.settle()
+    outbox.finish("r")
+    assert caplog.messages == [] and outbox.counters["failed"] == 0
+    outbox.send(2, {"r": ids(2)}, last=["r"])
+    assert outbox.failures() == {}
+
+
 def test_an_abort_that_was_heard_is_not_said_again(pair: Link) -> None:
     """It could meet what others have begun under the rid since."""
     said: list[str] = []
