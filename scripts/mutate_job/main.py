@@ -157,6 +157,9 @@ def main(arguments: list[str]) -> int:
         before = run_unpatched([test for patch in patches for test in patch.tests], places)
         count = sum(word == "PASSED" for word in before.values())
         print(f"mutate: unpatched, {count} of {len(before)} pass ({time.monotonic() - began:.0f} s)", file=sys.stderr)
+        if not before:
+            print("mutate: no test ran unpatched: pytest cannot collect them, and says why", file=sys.stderr)
+            return 1
         rows = try_all(patches, places, before)
     print(table(rows))
     missed = [row for row in rows if row.verdict not in CAUGHT]
