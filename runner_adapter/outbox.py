@@ -32,7 +32,8 @@ CLOSE_TIMEOUT = 5.0
 class Outbox:
     """What `node` puts on `edge`, which is its own: finish ends all that a node does with a rid (see inbox.py).
 
-    One thread: the model's. `timeout`: seconds that a put waits for room (None: the broker's put_timeout).
+    One thread: the model's. `timeout`: seconds that a put waits for room (None: the broker's put_timeout). Raised
+    wherever something is to be put or said: ForkedClient in a child made by fork, ClientClosed once the node is closed.
 
     In the model's thread `send` returns when the step's bytes are in shared memory; it waits for room. With
     `background` it returns when the step is copied, and a thread puts it; with `depth` steps under way it waits for the
@@ -71,7 +72,7 @@ class Outbox:
         return self._behind is not None
 
     def __iter__(self) -> Iterator[str]:
-        """Rids sent and not finished."""
+        """Rids begun or sent, and not finished."""
         return iter(list(self._streams))
 
     def __contains__(self, rid: object) -> bool:
@@ -93,8 +94,10 @@ class Outbox:
         return self._streams[rid].chunks if rid in self._streams else 0
 
     def begin(self, rid: str) -> None:
-        """A request of the rid begins in this stage: an abort that was heard before was a former one's."""
+        """A request of the rid begins in this stage, which may end it without a chunk: `finish` it in any case. An abort
+        that was heard before was a former one's."""
         if rid not in self._streams:
+            self._streams[rid] = Stream(rid)
             self._do(partial(self._sender.begin, rid))
 
     def send(self, step: int, payloads: Mapping[str, Mapping[str, torch.Tensor]], last: Iterable[str] = ()) -> None:
@@ -155,8 +158,9 @@ class Outbox:
 
     def failures(self) -> dict[str, ConnectorError]:
         """Requests that failed since the last call, each once: the runner ends them. What the broker refused behind
-        a put is seen here, or at the next one."""
-        self._do(self._sender.collect)
+        a put is seen here, or at the next one. Also of a node that was closed."""
+        self._check_process()
+        self._queue(self._sender.collect)
         found: dict[str, ConnectorError] = {}
         while self._sender.failures:
             stream, error = self._sender.failures.popleft()
@@ -187,11 +191,12 @@ class Outbox:
 
         Unavailable: it is not put within `timeout` seconds. BrokerLost: the broker does not answer.
         """
+        self._node.check_usable()
         if self._behind is not None and not self._behind.drain(timeout):
             raise errors.Unavailable("steps are still waiting to be put", waited=timeout)
         try:
             self._node.flush(timeout)
-        except errors.BrokerLost:
+        except (errors.BrokerLost, errors.ClientClosed, errors.ForkedClient):
             raise
         except ConnectorError as error:
             # One of the refusals that the tickets hold: every put of this node is the outbox's.
@@ -200,10 +205,15 @@ class Outbox:
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Put what is queued, within `timeout` seconds; requests of which something is left then are aborted, and in
-        `failures`. The node stays open. Idempotent."""
+        `failures`. The node stays open. Idempotent. In a child made by fork it does nothing: what is queued is its
+        parent's."""
         if self._closed:
             return
         self._closed = True
+        try:
+            self._check_process()
+        except errors.ForkedClient:
+            return
         if self._behind is None:
             return
         if not self._behind.drain(timeout):
@@ -214,6 +224,7 @@ class Outbox:
     def _check(self, step: int, last: Iterable[str]) -> None:
         if self._closed:
             raise errors.ClientClosed("the outbox was closed", stage=self._node.stage)
+        self._node.check_usable()
         if isinstance(last, str):
             raise errors.UsageError("`last` is several rids, not one str", last=last)
         if step <= self._step:
@@ -243,7 +254,18 @@ class Outbox:
                 found[key] = _checked(named[name], later, rid=rid, key=key, name=name)
         return found
 
+    def _check_process(self) -> None:
+        """ForkedClient in a child: the thread is its parent's, and what the child queued would never be done."""
+        try:
+            self._node.check_usable()
+        except errors.ClientClosed:
+            return
+
     def _do(self, work: Callable[[], None], streams: Sequence[Stream] = (), items: Sequence[Item] = ()) -> None:
+        self._node.check_usable()
+        self._queue(work, streams, items)
+
+    def _queue(self, work: Callable[[], None], streams: Sequence[Stream] = (), items: Sequence[Item] = ()) -> None:
         if self._behind is None or self._closed:
             work()
             return

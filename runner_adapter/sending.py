@@ -99,9 +99,11 @@ class Sender:
             self._tickets.append((stream, ticket))
 
     def begin(self, rid: str) -> None:
-        """Puts of the rid are taken again, should its last use have been aborted since it was finished here."""
+        """The stage is in a use of the rid. Should the last one have been aborted since it was finished here, puts are
+        taken again."""
         if self._node.aborted(rid) is not None:
             self._node.finish(rid)
+        self._edge.open(rid)
 
     def finish(self, rid: str, stream: Stream | None) -> None:
         """The node is done with the rid. A stream that did not end ends here."""
@@ -140,7 +142,7 @@ class Sender:
         stream.failed = True
         self._node.answer_timeout = 0.0 if self._away else self._patience
         try:
-            self._node.abort(stream.rid, reason[:1000])
+            self._node.abort(stream.rid, reason[:1000], mine=True)
         except errors.BrokerLost:
             # It is queued, and said when the broker is back.
             self._away = True

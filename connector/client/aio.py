@@ -69,9 +69,13 @@ class AsyncEdge(EdgeVerbs):
             while found:
                 yield found.pop()
 
+    async def open(self, rid: str) -> None:
+        """As Edge.open."""
+        self._enter(rid, sends=True)
+
     async def expect(self, rid: str) -> None:
         """As Edge.expect."""
-        self._expect(rid)
+        self._enter(rid, sends=False)
 
     async def poll(self, *, copy: bool | None = None) -> Polled:
         """As Edge.poll."""
@@ -106,9 +110,9 @@ class AsyncNode(NodeBase):
         """As Node.finish."""
         self._open(rid, begin=False)
 
-    async def abort(self, rid: str, reason: str = "aborted") -> dict[str, Any]:
+    async def abort(self, rid: str, reason: str = "aborted", *, mine: bool = False) -> dict[str, Any]:
         """As Node.abort."""
-        return await arun(self._abort(rid, reason))
+        return await arun(self._abort(rid, reason, mine))
 
     async def flush(self, timeout: float = 30.0) -> None:
         """As Node.flush."""

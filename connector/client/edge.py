@@ -10,13 +10,15 @@ from connector.client.inbox import Taken
 from connector.client.outgoing import Ticket
 from connector.client.payload import Payload
 from connector.client.reading import Polled
+from connector.client.requests import GRACE, Request
 from connector.client.session import Session
 from connector.client.verbs import Verb, run
 from connector.client.writing import Item
 from connector.core import names
 from connector.core.directory.events import Flags
-from connector.core.errors import InvalidPayload
+from connector.core.errors import BrokerLost, InvalidPayload
 from connector.core.names import Edge as EdgeName
+from connector.wire import messages as msg
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +37,8 @@ class EdgeVerbs:
         self.name = name
         self.readers = readers
         self.channel = node.channel(name, reader, readers, resume)
+        #: What poll asked the broker when it first found it away.
+        self._question: Request | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
@@ -119,16 +123,38 @@ class EdgeVerbs:
         self._node.check_usable()
         yield from reading.subscribe(self._session, self.channel, push)
 
-    def _expect(self, rid: str) -> None:
+    def _enter(self, rid: str, *, sends: bool) -> None:
         self._node.check_usable()
         names.check_rid(rid)
         with self._session.lock:
             self._session.must_be_open()
-            self.channel.expect(rid)
+            if not sends:
+                self.channel.expect(rid)
+            self._session.post(msg.Enter(0, rid, sends))
+        self._session.wake()
 
     def _poll(self, copy: bool | None) -> Verb[Polled]:
         yield from self._subscribe(push=True)
-        return reading.polled(self._session, self.channel, copy)
+        found = reading.polled(self._session, self.channel, copy)
+        if not found:
+            self._check_broker()
+        return found
+
+    def _check_broker(self) -> None:
+        """BrokerLost if the broker has been away for the node's `answer_timeout`; before that it may be restarting."""
+        session = self._session
+        with session.lock:
+            asked = self._question
+            if session.up:
+                self._question = None
+                return
+            if asked is not None and asked.future.done() and asked.future.exception() is not None:
+                raise session.lost(asked)
+            # One that was answered is of an earlier absence.
+            if asked is None or asked.future.done():
+                self._question = session.ask(_are_you_there, self._node.answer_timeout, grace=0.0)
+        # The link sleeps until the next deadline that it knows of.
+        session.wake()
 
     def _wait(self, timeout: float) -> Verb[bool]:
         check_timeout(timeout)
@@ -148,7 +174,28 @@ class EdgeVerbs:
                 session.cancel(request)
                 if request.number in self.channel.poll_waits:
                     self.channel.poll_waits.remove(request.number)
-        return came
+        return came or (yield from self._came_late(request))
+
+    def _came_late(self, waited: Request) -> Verb[bool]:
+        """The deadline of a wait has passed: a broker that is away then has a moment to come back, as in a take."""
+        session = self._session
+        with session.lock:
+            session.must_be_open()
+            if session.up:
+                return False
+            question = session.ask(_are_you_there, min(GRACE, self._node.answer_timeout), grace=0.0)
+        session.wake()
+        try:
+            yield question.future
+        except BrokerLost:
+            with session.lock:
+                session.must_be_open()
+                raise session.lost(waited) from None
+        finally:
+            with session.lock:
+                session.requests.drop(question.number)
+        with session.lock:
+            return bool(self.channel.fresh)
 
     def _check_take(self, rid: str, timeout: float) -> None:
         self._node.check_usable()
@@ -229,21 +276,38 @@ class Edge(EdgeVerbs):
             while found:
                 yield found.pop()
 
-    def expect(self, rid: str) -> None:
-        """A new use of the rid is to come: should it be aborted before anything of it came, `poll` says so, in
-        `failed`. Aborts that this node has heard of before are not meant; `finish` ends it.
+    def open(self, rid: str) -> None:
+        """This node is in the rid's use, and will put to it: readers that expect the use get nothing of a later one
+        before they have finished it, although nothing may be put at all. `Node.finish` ends it."""
+        self._enter(rid, sends=True)
 
-        A rid that is not expected, and of which nothing has come, is nothing to poll.
+    def expect(self, rid: str) -> None:
+        """This node is in the rid's use, of which nothing may have come yet: should it be aborted before anything
+        comes, `poll` says so, in `failed`; nothing of a later use comes before `Node.finish`, which means this one.
+
+        Aborts that this node has heard of before are not meant. A rid that is not expected, and of which nothing has
+        come, is nothing to poll.
         """
-        self._expect(rid)
+        self._enter(rid, sends=False)
 
     def poll(self, *, copy: bool | None = None) -> Polled:
-        """All unclaimed payloads that have arrived, by rid; does not wait. The first call subscribes."""
+        """All unclaimed payloads that have arrived, by rid; does not wait. The first call subscribes.
+
+        BrokerLost if there are none, and the broker has been away for the node's `answer_timeout` since a poll found it
+        so. One that is started again before that is a pause, and one that is started later heals it.
+        """
         return run(self._poll(copy))
 
     def wait(self, timeout: float = TAKE_TIMEOUT) -> bool:
-        """Wait until poll would return something; False if nothing came within `timeout` seconds."""
+        """Wait until poll would return something; False if nothing came within `timeout` seconds.
+
+        BrokerLost if the broker is away then, and not back within two seconds more, as in a take.
+        """
         return run(self._wait(timeout))
+
+
+def _are_you_there(number: int) -> msg.Message:
+    return msg.Status(number, "summary")
 
 
 def check_timeout(timeout: object) -> float:

@@ -1,7 +1,7 @@
 """What arrived and was not yet taken, by edge, reader and rid: in order, each index once.
 
 A queue holds payloads and marks: END of a life's stream, or its failure. A failure stays at the front
-until the rid is finished, begun, or a later life arrives.
+until it is polled, the rid is finished or begun, or, for a caller by name, a later life arrives.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ class Channel:
         repeated = (told.life, told.index) <= queue.newest
         if not repeated:
             queue.newest = (told.life, told.index)
-            self._forget_old_failure(queue, told.life)
+            if told.rid in self.claimed or not self.push:
+                self._forget_old_failure(queue, told.life)
             if not told.flags & Flags.END_ONLY:
                 queue.items.append(arrived)
             if told.flags & (Flags.LAST | Flags.END_ONLY):
@@ -158,11 +159,27 @@ class Channel:
         queue = self.queues.get(rid)
         if queue is None:
             return [], []
+        dropped = self._take_lives(queue, life)
+        if not queue.items:
+            # What has come of a later life says that this one is over.
+            queue.items.append(FailMark(life, error))
+            queue.closed_life = max(queue.closed_life, life)
+        return dropped, self._arrived(rid, queue)
+
+    def drop_lives(self, rid: str, life: int) -> list[Arrived]:
+        """The lives up to `life` are over, and nobody here asks for them: what is here of them is to be given back."""
+        queue = self.queues.get(rid)
+        if queue is None:
+            return []
+        dropped = self._take_lives(queue, life)
+        self._tidy(rid, queue, ended=False)
+        return dropped
+
+    @staticmethod
+    def _take_lives(queue: RidQueue, life: int) -> list[Arrived]:
         dropped = [item for item in queue.items if isinstance(item, Arrived) and item.descriptor.life <= life]
         queue.items = deque(item for item in queue.items if _life(item) > life)
-        queue.items.appendleft(FailMark(life, error))
-        queue.closed_life = max(queue.closed_life, life)
-        return dropped, self._arrived(rid, queue)
+        return dropped
 
     def _forget_old_failure(self, queue: RidQueue, life: int) -> None:
         if queue.items and isinstance(queue.items[0], FailMark) and queue.items[0].life < life:
@@ -250,18 +267,19 @@ class Channel:
             self.queues.pop(rid, None)
 
     def poll_all(self) -> list[tuple[str, Arrived | EndMark | FailMark]]:
-        """Everything for poll, in order; failures are told once."""
+        """Everything for poll, in order; failures are told once. What is behind a failure, of a later life, is for the
+        next poll."""
         got: list[tuple[str, Arrived | EndMark | FailMark]] = []
         for rid in list(self.fresh):
             queue = self.queues[rid]
-            got += [(rid, item) for item in queue.items]
-            lives = [item.descriptor.life for item in queue.items if isinstance(item, Arrived)]
+            taken = list(queue.items)
+            failed = next((place for place, item in enumerate(taken) if isinstance(item, FailMark)), len(taken))
+            taken, queue.items = taken[: failed + 1], deque(taken[failed + 1 :])
+            got += [(rid, item) for item in taken]
+            lives = [item.descriptor.life for item in taken if isinstance(item, Arrived)]
             if lives:
                 self._note_taken(rid, lives[-1])
-            ended = any(isinstance(item, (EndMark, FailMark)) for item in queue.items)
-            queue.items.clear()
-            self._tidy(rid, queue, ended)
-        self.fresh.clear()
+            self._tidy(rid, queue, any(isinstance(item, (EndMark, FailMark)) for item in taken))
         return got
 
     def forget(self, rid: str, aborted: int | None = None) -> tuple[list[Arrived], deque[TakeWait]]:

@@ -131,14 +131,14 @@ class NodeBase:
                 session.requests.fail(wait.request, _finished(rid, channel.edge))
                 session.post(msg.Cancel(wait.request))
 
-    def _abort(self, rid: str, reason: str) -> Verb[dict[str, Any]]:
+    def _abort(self, rid: str, reason: str, mine: bool) -> Verb[dict[str, Any]]:
         names.check_rid(rid)
         names.check_text(reason, "reason", 4096)
         self.check_usable()
         with self.session.lock:
             # At once: this session has seen its own abort.
             self.session.outgoing.abort(rid, reason)
-        report: dict[str, Any] = yield from self._ask(lambda n: msg.Abort(0, n, rid, reason))
+        report: dict[str, Any] = yield from self._ask(lambda n: msg.Abort(0, n, rid, reason, mine))
         return report
 
     def _flush(self, timeout: float) -> Verb[None]:
@@ -215,9 +215,13 @@ class Node(NodeBase):
         others is destroyed."""
         self._open(rid, begin=False)
 
-    def abort(self, rid: str, reason: str = "aborted") -> dict[str, Any]:
-        """End the rid everywhere. Returns what that freed: payloads, bytes, and payloads still held by readers."""
-        return run(self._abort(rid, reason))
+    def abort(self, rid: str, reason: str = "aborted", *, mine: bool = False) -> dict[str, Any]:
+        """End the rid everywhere. Returns what that freed: payloads, bytes, and payloads still held by readers.
+
+        `mine`: the use that this node is in (it has put, got, opened or expected something of it); one that others have
+        begun under the rid since is not meant.
+        """
+        return run(self._abort(rid, reason, mine))
 
     def aborted(self, rid: str) -> str | None:
         """Why the rid is aborted, if this node has heard so and neither finished nor began it since: puts raise."""

@@ -15,19 +15,23 @@ from connector.wire import messages as msg
 
 #: Ended streams remembered, so that a second use of a rid without finish is refused here.
 MOST_ENDED = 65_536
+#: Rids whose last finish or begin is remembered: the broker may still have a word of what was before.
+MOST_OPENED = 4096
 #: Aborted rids remembered until finish or begin.
 MOST_ABORTED = 65_536
 
-Numbered = msg.Return | msg.Seal | msg.Release | msg.Begin | msg.Finish | msg.Abort
+Numbered = msg.Return | msg.Seal | msg.Release | msg.Begin | msg.Enter | msg.Finish | msg.Abort
 
 
 class Ticket:
     """The fate of one put. `outcome`: None while open, then 'stored', 'replaced' or 'ignored'."""
 
-    __slots__ = ("_future", "edge", "error", "index", "outcome", "raised", "rid")
+    __slots__ = ("_future", "edge", "error", "index", "outcome", "raised", "rid", "stream")
 
     def __init__(self, edge: Edge, rid: str, index: int) -> None:
         self.edge, self.rid, self.index = edge, rid, index
+        #: What it was put to; a later use of the rid has another.
+        self.stream: OutStream | None = None
         self.outcome: str | None = None
         self.error: ConnectorError | None = None
         self.raised = False
@@ -81,6 +85,8 @@ class OutStream:
     #: Notices may have been lost since: the broker decides by what was seen when the stream was opened.
     unsure: bool = False
     seen: int = 0
+    #: The rid was finished or begun since.
+    former: bool = False
 
     def was_put(self, index: int) -> bool:
         return index < self.low or index in self.above
@@ -105,6 +111,8 @@ class Outgoing:
     def __init__(self) -> None:
         self.streams: OrderedDict[tuple[Edge, str], OutStream] = OrderedDict()
         self.aborted: OrderedDict[str, Abort] = OrderedDict()
+        #: rid -> number of its last finish or begin. Bounded; the oldest are forgotten.
+        self.opened: OrderedDict[str, int] = OrderedDict()
         self.unacked: OrderedDict[int, Numbered] = OrderedDict()
         self.tickets: dict[int, list[Ticket]] = {}
         self.number = 0
@@ -165,8 +173,8 @@ class Outgoing:
             )
         return index
 
-    def note_put(self, edge: Edge, rid: str, count: int, last: bool, end_only: bool, seen: int) -> None:
-        """Chunk number `count` - 1 was put, or END alone behind `count` chunks."""
+    def note_put(self, edge: Edge, rid: str, count: int, last: bool, end_only: bool, seen: int) -> OutStream:
+        """Chunk number `count` - 1 was put, or END alone behind `count` chunks. The stream it belongs to."""
         stream = self.stream(edge, rid, seen)
         if not end_only:
             stream.note(count - 1)
@@ -175,6 +183,7 @@ class Outgoing:
             stream.ended = True
             self._ended += 1
             self._forget_ended()
+        return stream
 
     def _forget_ended(self) -> None:
         while self._ended > MOST_ENDED:
@@ -192,6 +201,7 @@ class Outgoing:
     def forget(self, rid: str) -> None:
         """The session has finished or begun the rid: nothing of its former use is held against it."""
         for edge in list(self._by_rid.get(rid, ())):
+            self.streams[(edge, rid)].former = True
             self._drop((edge, rid))
         self.aborted.pop(rid, None)
         self._strays.pop(rid, None)
@@ -207,14 +217,6 @@ class Outgoing:
         while len(self.aborted) > MOST_ABORTED:
             self.aborted.popitem(last=False)
 
-    def reopens(self, rid: str, applied: int) -> bool:
-        """A finish or begin of the rid is on its way to a broker that has applied `applied` numbers: what it says of
-        the rid, an abort, was before that."""
-        return any(
-            number > applied and isinstance(message, (msg.Begin, msg.Finish)) and message.rid == rid
-            for number, message in self.unacked.items()
-        )
-
     def poison(self, edge: Edge, rid: str, error: ConnectorError) -> None:
         stream = self.streams.get((edge, rid))
         if stream is not None:
@@ -227,6 +229,11 @@ class Outgoing:
         self.number += 1
         message.number = self.number
         self.unacked[self.number] = message
+        if isinstance(message, (msg.Begin, msg.Finish)):
+            self.opened[message.rid] = self.number
+            self.opened.move_to_end(message.rid)
+            while len(self.opened) > MOST_OPENED:
+                self.opened.popitem(last=False)
 
     def acknowledge(self, count: int) -> None:
         """Everything up to `count` was applied: tickets that were not refused are stored."""
@@ -248,9 +255,10 @@ class Outgoing:
         """The put came to nothing. Its stream's next put, or flush, says so, unless the ticket has."""
         ticket.resolve(None, error)
         stream = self.streams.get((ticket.edge, ticket.rid))
-        if stream is not None:
+        if stream is not None and stream is ticket.stream:
             stream.refused = [*(stream.refused or []), ticket]
-        else:
+        elif not (isinstance(error, RequestAborted) and ticket.stream is not None and ticket.stream.former):
+            # Of a use that is over anyway nobody need be told that it was aborted, too.
             self._stray(ticket)
 
     def _stray(self, ticket: Ticket) -> None:
@@ -303,10 +311,11 @@ class Outgoing:
                 self.refuse(ticket, error)
                 # Who waits in a flush is told below.
                 ticket.raised = ticket.raised or bool(self._flushes)
-            if isinstance(message, (msg.Begin, msg.Finish, msg.Abort)):
+            if isinstance(message, (msg.Begin, msg.Enter, msg.Finish, msg.Abort)):
                 again.append(message)
         self.tickets.clear()
         self.unacked.clear()
+        self.opened.clear()
         self.number = self.acked = 0
         for stream in self.streams.values():
             stream.error = stream.error or error

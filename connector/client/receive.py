@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from connector.client.blocks import ReservedBlock
 from connector.client.inbox import Arrived, Channel
+from connector.core.directory.effects import Notice
 from connector.core.errors import BrokerStopping, ConnectorError, RequestAborted
 from connector.core.names import Edge
 from connector.wire import messages as msg
@@ -87,7 +88,8 @@ def _ended(session: Session, message: msg.Ended) -> None:
 def _stream_failed(session: Session, message: msg.StreamFailed) -> None:
     """To the writer: every put from now on raises it. To the reader: behind what came in order."""
     if message.reader < 0:
-        session.outgoing.poison(message.edge, message.rid, message.error)
+        if not session.reopened(message.rid, session.applied):
+            session.outgoing.poison(message.edge, message.rid, message.error)
         return
     channel = session.channels.get((message.edge, message.reader))
     if channel is not None:
@@ -107,24 +109,36 @@ def _notices(session: Session, message: msg.Notices) -> None:
     """Aborts: puts raise, unread payloads go back, whoever waits for the rid is told."""
     for notice in message.notices:
         session.seen = max(session.seen, notice.number)
-        former = session.reopens(notice.rid)
-        if not former:
-            session.outgoing.abort(notice.rid, notice.reason, notice.life)
-        for channel in session.channels.values():
-            error = _aborted(notice.rid, notice.reason, channel.edge)
-            told_by_poll = (not former and channel.meet(notice.rid)) or channel.push
-            dropped, answered = channel.break_off(notice.rid, notice.life, error)
-            session.freed.extend((item.arena.uuid, item.hold) for item in dropped)
-            if notice.rid in channel.claimed or not told_by_poll:
-                channel.forget(notice.rid)
-            _answered(session, channel, answered)
-        for request in session.requests:
-            if request.rids == (notice.rid,):
-                session.requests.fail(request.number, _aborted(notice.rid, notice.reason, None))
-                session.post(msg.Cancel(request.number))
+        if session.reopened(notice.rid, notice.applied):
+            _drop_former(session, notice)
+        else:
+            _abort(session, notice)
     if message.lost:
         for stream in session.outgoing.streams.values():
             stream.unsure = True
+
+
+def _drop_former(session: Session, notice: Notice) -> None:
+    """The session has finished or begun the rid since: it is in a later use, of which nothing is dropped."""
+    for channel in session.channels.values():
+        dropped = channel.drop_lives(notice.rid, notice.life)
+        session.freed.extend((item.arena.uuid, item.hold) for item in dropped)
+
+
+def _abort(session: Session, notice: Notice) -> None:
+    session.outgoing.abort(notice.rid, notice.reason, notice.life)
+    for channel in session.channels.values():
+        error = _aborted(notice.rid, notice.reason, channel.edge)
+        told_by_poll = channel.meet(notice.rid) or channel.push
+        dropped, answered = channel.break_off(notice.rid, notice.life, error)
+        session.freed.extend((item.arena.uuid, item.hold) for item in dropped)
+        if notice.rid in channel.claimed or not told_by_poll:
+            channel.forget(notice.rid)
+        _answered(session, channel, answered)
+    for request in session.requests:
+        if request.rids == (notice.rid,):
+            session.requests.fail(request.number, _aborted(notice.rid, notice.reason, None))
+            session.post(msg.Cancel(request.number))
 
 
 def _aborted(rid: str, reason: str, edge: Edge | None) -> ConnectorError:

@@ -79,8 +79,26 @@ class Session:
             raise self.orphaned.anew()
 
     def post(self, message: msg.Message, tickets: list[Ticket] | None = None) -> None:
-        """Queue a message; the lock must be held. The caller wakes the link."""
+        """Queue a message; the lock must be held. The caller wakes the link.
+
+        A finish or a put means the life that was taken from before it: what was taken goes first, and what is taken
+        later goes behind it.
+        """
+        if isinstance(message, (msg.Finish, msg.Begin, msg.Enter, msg.Seal)):
+            self._queue_taken()
         self.outbound.append((message, tickets or []))
+
+    def _queue_taken(self) -> None:
+        """Queue the word of what was taken and released since the last one."""
+        uuid = self.arena.uuid if self.arena is not None else ""
+        freed = [hold for owner, hold in _drain(self.freed) if owner == uuid]
+        self.held.difference_update(freed)
+        gone = set(freed)
+        took = [hold for owner, hold in _drain(self.just_taken) if owner == uuid and hold not in gone]
+        for start in range(0, len(took), BATCH):
+            self.outbound.append((msg.Took(tuple(took[start : start + BATCH])), []))
+        for start in range(0, len(freed), BATCH):
+            self.outbound.append((msg.Release(0, tuple(freed[start : start + BATCH])), []))
 
     def ask(
         self, make: Callable[[int], msg.Message], timeout: float, rids: tuple[str, ...] = (), grace: float = GRACE
@@ -139,10 +157,11 @@ class Session:
                 receive.HANDLERS[type(message)](self, message)
             self.outgoing.acknowledge(envelope.counter)
 
-    def reopens(self, rid: str) -> bool:
-        """A finish or begin of the rid is on its way to the broker: an abort that it told before was before that."""
+    def reopened(self, rid: str, applied: int) -> bool:
+        """The session finished or began the rid after the first `applied` of its numbered messages: what the broker
+        says of the rid as it was then, is of a former use."""
         queued = any(isinstance(m, (msg.Begin, msg.Finish)) and m.rid == rid for m, _ in self.outbound)
-        return queued or self.outgoing.reopens(rid, self.applied)
+        return queued or self.outgoing.opened.get(rid, 0) > applied
 
     def aborted(self, rid: str) -> Abort | None:
         """The rid's abort, if that is the last that this session knows of it: nothing of a later life was read."""
@@ -153,22 +172,10 @@ class Session:
         return None if later else abort
 
     def collect(self) -> list[msg.Message]:
-        """What is to be sent now, numbered.
-
-        What was taken and released goes first: a finish or a put that follows means the life it was taken from.
-        """
+        """What is to be sent now, numbered."""
         with self.lock:
-            uuid = self.arena.uuid if self.arena is not None else ""
-            freed = [hold for owner, hold in _drain(self.freed) if owner == uuid]
-            self.held.difference_update(freed)
-            gone = set(freed)
-            took = [hold for owner, hold in _drain(self.just_taken) if owner == uuid and hold not in gone]
+            self._queue_taken()
             out = [self.resend.popleft() for _ in range(len(self.resend))]
-            out += [msg.Took(tuple(took[start : start + BATCH])) for start in range(0, len(took), BATCH)]
-            for start in range(0, len(freed), BATCH):
-                release = msg.Release(0, tuple(freed[start : start + BATCH]))
-                self.outgoing.number_it(release)
-                out.append(release)
             while self.outbound:
                 message, tickets = self.outbound.popleft()
                 self._number(message, tickets)

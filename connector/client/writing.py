@@ -180,11 +180,11 @@ def _seal(session: Session, edge: Edge, items: Sequence[Item], plan: _Plan, bloc
         block.arena, offset, generation, session.number, 0, meta, len(members), plan.data_offset, plan.data_bytes
     )
     arena_blocks.seal(block.arena, offset, generation)
-    for member in members:
+    for member, ticket in zip(members, tickets, strict=True):
         ends = bool(member.flags & (Flags.LAST | Flags.END_ONLY))
         end_only = bool(member.flags & Flags.END_ONLY)
         count = member.index if end_only else member.index + 1
-        session.outgoing.note_put(edge, member.rid, count, ends, end_only, session.seen)
+        ticket.stream = session.outgoing.note_put(edge, member.rid, count, ends, end_only, session.seen)
     seen = _seen(session, edge, members)
     session.post(msg.Seal(0, seen, edge, block.handle, plan.data_offset, tuple(members)), tickets)
     return tickets

@@ -8,7 +8,7 @@ events), so that a retry is applied once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from connector.core.directory.effects import Descriptor, Notice
 from connector.core.directory.events import Hold, Member
@@ -16,21 +16,10 @@ from connector.core.errors import ConnectorError
 from connector.core.names import MAX_INDEX, MAX_READERS, MAX_RID_BYTES, MAX_STAGE_BYTES, Edge, Handle
 from connector.wire import fields as f
 from connector.wire import hot
-
-#: Raised when a message changes its form; both ends must agree.
-VERSION = 1
-#: Bytes of a session's token, and of an arena's uuid.
-TOKEN_BYTES = 16
-#: Most items of any list in a message.
-MANY = 100_000
-
-
-class Message:
-    """Base of all messages. `checks` has one entry a field, in the fields' order."""
-
-    code: ClassVar[int]
-    checks: ClassVar[tuple[f.Check, ...]]
-    __slots__: tuple[str, ...] = ()
+from connector.wire.message import MANY as MANY
+from connector.wire.message import TOKEN_BYTES as TOKEN_BYTES
+from connector.wire.message import VERSION as VERSION
+from connector.wire.message import Message as Message
 
 
 @dataclass(slots=True)
@@ -159,12 +148,15 @@ class Finish(Message):
 
 @dataclass(slots=True)
 class Abort(Message):
+    """`mine`: lives after the one that the session is in are not meant."""
+
     code = 13
-    checks = (f.WORD, f.WORD, f.RID, f.text(4096))
+    checks = (f.WORD, f.WORD, f.RID, f.text(4096), f.flag)
     number: int
     request: int
     rid: str
     reason: str
+    mine: bool = False
 
 
 @dataclass(slots=True)
@@ -233,6 +225,17 @@ class Story(Message):
 
 
 # -- broker to client -----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Enter(Message):
+    """The session is in the rid's use from now on, before it has put (`sends`) or got anything of it."""
+
+    code = 21
+    checks = (f.WORD, f.RID, f.flag)
+    number: int
+    rid: str
+    sends: bool
 
 
 @dataclass(slots=True)

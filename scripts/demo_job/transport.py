@@ -97,6 +97,10 @@ class Sender:
         """Put the next chunk of `rid`; with `last` the stream ends with it."""
         self.put(rid, tensors, last=last)
 
+    def open(self, rid: str) -> None:
+        """As `Edge.open`."""
+        self._edge.open(rid)
+
     def put(self, rid: str, payload: Mapping[str, torch.Tensor], **options: Any) -> connector.Ticket:
         """As `Edge.put`."""
         marked = self._marked({rid: payload})[rid]
@@ -141,6 +145,10 @@ class Receiver:
         """As `Edge.wait`."""
         self._asked = time.monotonic_ns()
         return self._edge.wait(timeout)
+
+    def expect(self, rid: str) -> None:
+        """As `Edge.expect`."""
+        self._edge.expect(rid)
 
     def poll(self) -> connector.Polled:
         """As `Edge.poll`, for an Inbox, which reads marks as what they are: an id type."""

@@ -26,7 +26,7 @@ GARBAGE = {
     "pickle": pickle.dumps({"a": 1}),
     "ext": msgpack.packb(msgpack.ExtType(5, b"x")),
     "nested": b"\x91" * 900 + b"\xc0",
-    "nested counter": b"\x93\x01" + b"\x91" * 900 + b"\xc0\x90",
+    "nested counter": b"\x93\x02" + b"\x91" * 900 + b"\xc0\x90",
     "another version": msgpack.packb([99, 0, []]),
     "of the broker": codec.encode(0, [msg.Ping()]),
     "cut": codec.encode(0, [msg.Begin(1, "r")])[:-1],

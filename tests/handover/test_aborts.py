@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
 
-from connector import Node, errors
+from connector import errors
 from runner_adapter import RunnerAdapter
+from tests.client.held import deaf
 from tests.handover.links import CONFIG, FROM, IDS, TO, Link, broker, ids, keyed, link, read
 from tests.handover.middle import Middle, hidden, only_reads, plan_of
 
@@ -26,25 +24,6 @@ def endpoint() -> Iterator[str]:
 def pair(endpoint: str) -> Iterator[Link]:
     with link(endpoint, ["r", "other", "a", "b"]) as made:
         yield made
-
-
-@contextmanager
-def deaf(node: Node) -> Iterator[None]:
-    """What the broker says to the node meanwhile is heard afterwards, in its order."""
-    session: Any = node.session
-    hear, gate = session.receive, threading.Lock()
-    held: list[Any] = []
-
-    def hold(envelope: Any) -> None:
-        with gate:
-            held.append(envelope) if session.receive is hold else hear(envelope)
-
-    session.receive = hold
-    yield
-    with gate:
-        for envelope in held:
-            hear(envelope)
-        session.receive = hear
 
 
 @pytest.mark.parametrize("background", [False, True])

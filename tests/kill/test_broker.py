@@ -16,6 +16,7 @@ import torch
 
 import connector
 from connector import errors
+from runner_adapter import Inbox, RunnerAdapter
 from tests.kill.brokers import BrokerProcess, eventually, run_directory, session_locks
 from tests.kill.host import HANG
 
@@ -32,16 +33,30 @@ class Town:
         self.reader = connector.connect(stage="b", endpoint=run_dir)
         self._threads: list[threading.Thread] = []
 
+    def kill(self) -> None:
+        """End the broker by SIGKILL; returns when both nodes have noticed."""
+        self.broker.end(signal.SIGKILL)
+        self._noticed()
+
     def start_again(self) -> None:
         """The next broker, once both nodes have noticed the end of the last: while they hold their session locks,
         what it left is not swept."""
+        self._noticed()
+        self.broker = BrokerProcess(self.run_dir)
+
+    def _noticed(self) -> None:
         until = time.monotonic() + HANG
         while session_locks(self.run_dir):
             assert time.monotonic() < until, session_locks(self.run_dir)
-        self.broker = BrokerProcess(self.run_dir)
 
     def waits(self, what: str, call: Callable[[], Any]) -> Future[Any]:
         """Run `call` in a thread; returns when the broker has it waiting (`waiting_puts`, `waiting_takes`)."""
+        future = self.calls(call)
+        eventually(lambda: self._waiting(what), 1, self.writer)
+        return future
+
+    def calls(self, call: Callable[[], Any]) -> Future[Any]:
+        """Run `call` in a thread."""
         future: Future[Any] = Future()
 
         def body() -> None:
@@ -53,7 +68,6 @@ class Town:
         thread = threading.Thread(target=body)
         self._threads.append(thread)
         thread.start()
-        eventually(lambda: self._waiting(what), 1, self.writer)
         return future
 
     def _waiting(self, what: str) -> int:
@@ -159,6 +173,75 @@ def test_a_killed_broker_that_stays_away_is_named_at_the_deadline(town: Town) ->
     town.writer.answer_timeout = before
     town.start_again()
     town.works()
+
+
+def until_raised(call: Callable[[], Any]) -> errors.BrokerLost:
+    """The BrokerLost that `call`, which does not wait, raises sooner or later."""
+    until = time.monotonic() + HANG
+    with pytest.raises(errors.BrokerLost) as caught:
+        while time.monotonic() < until:
+            call()
+    return caught.value
+
+
+def test_who_only_reads_hears_that_a_killed_broker_stays_away(town: Town) -> None:
+    """BrokerLost with the path: by wait at its deadline, by poll after the node's answer_timeout. What came before is
+    still polled, and a new start heals both."""
+    reader = town.reader.edge("a", "b")
+    reader.poll()
+    town.writer.edge("a", "b").put("r", {"x": torch.arange(3)}, last=False)
+    assert reader.wait(HANG)
+    town.kill()
+    town.reader.answer_timeout, before = 0.0, town.reader.answer_timeout
+    assert list(reader.poll()) == ["r"]
+    with pytest.raises(errors.BrokerLost, match="away") as caught:
+        reader.wait(0.0)
+    assert town.run_dir in caught.value.facts["path"]
+    assert caught.value.facts["request"] == "wait"
+    for _ in range(2):
+        assert town.run_dir in until_raised(reader.poll).facts["path"]
+    town.reader.answer_timeout = before
+    town.start_again()
+    town.works()
+    assert not reader.poll() and not reader.wait(0.0)
+
+
+def test_a_broker_that_is_started_again_is_a_pause_for_who_only_reads(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A poll finds nothing meanwhile, and a wait whose deadline passes meanwhile is answered by the next broker."""
+    monkeypatch.setattr("connector.client.edge.GRACE", HANG)
+    town.reader.answer_timeout = HANG
+    reader = town.reader.edge("a", "b")
+    for _ in range(2):
+        reader.poll()
+        town.kill()
+        assert not reader.poll()
+        waiting = town.calls(lambda: reader.wait(0.0))
+        assert not reader.poll()
+        town.start_again()
+        assert waiting.result(HANG) is False
+    town.writer.edge("a", "b").put("r", {"x": torch.arange(3)})
+    assert reader.wait(HANG) and list(reader.poll()) == ["r"]
+
+
+def test_a_stage_that_only_reads_hears_that_a_killed_broker_stays_away(town: Town) -> None:
+    """By receive and by wait, whether it has requests that run or not."""
+    inbox = Inbox(town.reader, town.reader.edge("a", "b"))
+    adapter = RunnerAdapter(object(), inbox=inbox, abort=town.reader.abort)
+    town.kill()
+    town.reader.answer_timeout = 0.0
+    with pytest.raises(errors.BrokerLost):
+        adapter.wait(0.0)
+    adapter.begin_step(new=["r"], scheduled=["r"])
+
+    def step() -> None:
+        adapter.begin_step(scheduled=["r"])
+        adapter.receive()
+
+    assert town.run_dir in until_raised(step).facts["path"]
+    adapter.validate()
+    town.start_again()
 
 
 def test_what_a_lost_broker_had_is_reported_as_lost(town: Town) -> None:

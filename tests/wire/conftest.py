@@ -32,7 +32,7 @@ BROKER = [
     msg.Grant(1, ((HANDLE, 4096),)),
     msg.Failure(2, PoolFull("no room came", rid="r", edge="a:b:0", holders=["x"])),
     msg.Deliver((Descriptor(EDGE, 0, "r", 5, 1, 0, 1, HANDLE, 4096, 256, 0, MANIFEST),)),
-    msg.Notices((Notice(4, "r", "aborted", 5),), False),
+    msg.Notices((Notice(4, "r", "aborted", 5, 6),), False),
     msg.Rows(7, [{"serial": 1, "tensors": [["k", "int64", [2], 16]]}], 0),
 ]
 

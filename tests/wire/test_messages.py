@@ -111,7 +111,7 @@ MEMBER = struct(Member, RID, INDEX, INDEX, number(0, 3), number(1, MAX_READERS),
 DESCRIPTOR = struct(
     Descriptor, EDGE, ANY_READER, RID, WORD, INDEX, INDEX, number(0, 7), HANDLE, WORD, WORD, PLACE, MANIFEST
 )
-NOTICE = struct(Notice, WORD, RID, text(65_536), WORD)
+NOTICE = struct(Notice, WORD, RID, text(65_536), WORD, WORD)
 BLOCK = struct(lambda handle, length: (handle, length), HANDLE, WORD)
 SESSION_FACTS = st.dictionaries(st.sampled_from(["rid", "key", "size", "age"]), SCALARS, max_size=3)
 ERROR = Kind(
@@ -135,7 +135,8 @@ FIELDS: dict[type[msg.Message], list[Kind]] = {
     msg.Cancel: [WORD],
     msg.Begin: [WORD, RID],
     msg.Finish: [WORD, RID, FLAG],
-    msg.Abort: [WORD, WORD, RID, text(4096)],
+    msg.Abort: [WORD, WORD, RID, text(4096), FLAG],
+    msg.Enter: [WORD, RID, FLAG],
     msg.Bye: [many(HOLD, 1_000_000)],
     msg.Pong: [],
     msg.Status: [WORD, short(32)],
@@ -166,9 +167,9 @@ FIELDS: dict[type[msg.Message], list[Kind]] = {
 CODES = {
     1: "Hello", 2: "Reserve", 3: "Return", 4: "Seal", 5: "Release", 6: "Took", 7: "Subscribe", 8: "Claim", 9: "Await",
     10: "Cancel", 11: "Begin", 12: "Finish", 13: "Abort", 14: "Bye", 15: "Pong", 16: "Status", 17: "ListPage",
-    18: "Inspect", 19: "Remove", 20: "Story", 64: "Welcome", 66: "Grant", 67: "Failure", 68: "Answer", 69: "Deliver",
-    70: "Ended", 71: "StreamFailed", 72: "PutFailed", 73: "PutNoted", 74: "Notices", 75: "Drop", 76: "Recall",
-    77: "Ping", 78: "Resend", 79: "Stopping", 80: "Rows", 81: "Shown",
+    18: "Inspect", 19: "Remove", 20: "Story", 21: "Enter", 64: "Welcome", 66: "Grant", 67: "Failure", 68: "Answer",
+    69: "Deliver", 70: "Ended", 71: "StreamFailed", 72: "PutFailed", 73: "PutNoted", 74: "Notices", 75: "Drop",
+    76: "Recall", 77: "Ping", 78: "Resend", 79: "Stopping", 80: "Rows", 81: "Shown",
 }  # fmt: skip
 BY_CLASS = [pytest.param(cls, id=cls.__name__) for cls in FIELDS]
 

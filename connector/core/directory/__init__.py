@@ -49,6 +49,7 @@ HANDLERS: dict[type[ev.Event], Callable[..., None]] = {
     ev.Awaited: takes.awaited,
     ev.Cancelled: takes.cancelled,
     ev.Began: lives.began,
+    ev.Entered: lives.entered,
     ev.Finished: lives.finished,
     ev.Aborted: lives.aborted,
     ev.Removed: operator.removed,
@@ -56,7 +57,7 @@ HANDLERS: dict[type[ev.Event], Callable[..., None]] = {
 }
 
 #: Events with a number of their session's counter.
-NUMBERED = (ev.Returned, ev.Sealed, ev.Released, ev.Began, ev.Finished, ev.Aborted)
+NUMBERED = (ev.Returned, ev.Sealed, ev.Released, ev.Began, ev.Entered, ev.Finished, ev.Aborted)
 
 
 #: What a session may still say after its good-bye.

@@ -166,13 +166,18 @@ def _may_see(state: State, session: Session, edge: EdgeState, stream: Stream, re
     if edge.subscriptions[reader].readers != stream.readers:
         return False
     bound = session.bound.get(stream.rid)
-    if bound is not None:
+    if bound is not None and not _is_nobodys(session, bound, stream.life):
         return bound is stream.life
     older = [life for life in state.lives.get(stream.rid, ()) if life.number < stream.life.number]
-    return not any(_is_owed(session, life) for life in older)
+    return not any(is_owed(session, life) for life in older)
 
 
-def _is_owed(session: Session, life: Life) -> bool:
+def _is_nobodys(session: Session, bound: Life, later: Life) -> bool:
+    """A life that readers entered and to which no sender has come: what they wait for is in the later one."""
+    return bound.number < later.number and not bound.streams and not bound.senders - {session.id}
+
+
+def is_owed(session: Session, life: Life) -> bool:
     """Whether the session is to get something of the life that it has not got."""
     for (edge, reader), subscription in session.subscriptions.items():
         stream = life.streams.get(edge)

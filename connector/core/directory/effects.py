@@ -28,12 +28,14 @@ class Descriptor(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """An abort, numbered. `life`: the last life that there was; a later one is not meant."""
+    """An abort, numbered. `life`: the last life that there was; a later one is not meant. `applied`: numbered messages
+    of the session that is told that had been applied by then: what it said of the rid later, it said of a later use."""
 
     number: int
     rid: str
     reason: str
     life: int = 0
+    applied: int = 0
 
 
 @dataclass(frozen=True, slots=True)

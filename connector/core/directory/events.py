@@ -182,6 +182,15 @@ class Began(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Entered(Event):
+    """The session is in the rid's use, of which it has put (`sends`) or got nothing yet."""
+
+    number: int
+    rid: str
+    sends: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Finished(Event):
     """`aborted`: the session means the life that it has heard the abort of."""
 
@@ -192,12 +201,14 @@ class Finished(Event):
 
 @dataclass(frozen=True, slots=True)
 class Aborted(Event):
-    """Anyone ends a rid everywhere. `request` 0: nobody waits for the report."""
+    """Anyone ends a rid everywhere. `request` 0: nobody waits for the report. `mine`: lives after the one that the
+    session is in are not meant."""
 
     number: int
     request: int
     rid: str
     reason: str
+    mine: bool = False
 
 
 @dataclass(frozen=True, slots=True)

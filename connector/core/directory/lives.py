@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from connector.core.directory import delivery, releasing, room, tombs, unclaimed
 from connector.core.directory.effects import Done, StreamFailed
-from connector.core.directory.events import Aborted, Began, Finished
+from connector.core.directory.events import Aborted, Began, Entered, Finished
 from connector.core.directory.objects import Life, Session, Stream
 from connector.core.directory.state import State
 from connector.core.errors import ConnectorError, RequestAborted, StreamGap
@@ -224,6 +224,28 @@ def began(state: State, event: Began) -> None:
     bind(session, open_life(state, event.rid))
 
 
+def entered(state: State, event: Entered) -> None:
+    """The session is in a use of the rid before it has put or got anything of it: so its finish means that one, and
+    nothing of the next is sent to it before."""
+    session, rid = state.session(event.session), event.rid
+    if tombs.is_unheard(state, session, rid):
+        # That may have been its use. It will hear.
+        return
+    life = session.past.get(rid) or session.bound.get(rid)
+    if life is None:
+        life = _to_enter(state, session, rid) or open_life(state, rid)
+        bind(session, life)
+    if event.sends:
+        life.senders.add(session.id)
+
+
+def _to_enter(state: State, session: Session, rid: str) -> Life | None:
+    """The oldest life that owes the session something, or else the newest that it has not finished."""
+    found = [life for life in state.lives.get(rid, ()) if session.id not in life.finished_by]
+    owed = [life for life in found if delivery.is_owed(session, life)]
+    return owed[0] if owed else found[-1] if found else None
+
+
 def finished(state: State, event: Finished) -> None:
     """End what the session sends of the rid; drop what it has not read. Unread payloads of others stay.
 
@@ -279,7 +301,18 @@ def aborted(state: State, event: Aborted) -> None:
     """Anyone ends the rid everywhere; reports what it freed."""
     freed = size = held = 0
     state.counters["aborts"] += 1
-    for life in list(state.lives.get(event.rid, ())):
+    last = _last_meant(state, event)
+    meant = [life for life in state.lives.get(event.rid, ()) if last is None or life.number <= last]
+    drained = [session.past[event.rid] for session in state.sessions.values() if event.rid in session.past]
+    through = [life.finished_by for life in [*meant, *drained] if last is None or life.number <= last]
+    if last is not None and not through:
+        # It is aborted already, and whoever was in it has been told.
+        facts = {"payloads": 0, "bytes": 0, "held": 0, "number": state.number}
+        if event.request:
+            state.emit(Done(event.session, event.request, facts))
+        return
+    done = frozenset(set.intersection(*through)) if through else frozenset()
+    for life in meant:
         _bury(state, life)
         for stream in list(life.streams.values()):
             got = _abort_stream(state, stream, event.reason)
@@ -292,11 +325,23 @@ def aborted(state: State, event: Aborted) -> None:
     error = RequestAborted("the request was aborted", rid=event.rid, reason=event.reason)
     for edge in state.edges.values():
         room.refuse_waiters(state, edge, event.rid, error)
-    tomb = tombs.remember_abort(state, event.rid, event.reason)
+    tomb = tombs.remember_abort(state, event.rid, event.reason, last, done)
     state.log("info", "request aborted", rid=event.rid, reason=event.reason, payloads=freed, held=held)
     if event.request:
         facts = {"payloads": freed, "bytes": size, "held": held, "number": tomb.number}
         state.emit(Done(event.session, event.request, facts))
+
+
+def _last_meant(state: State, event: Aborted) -> int | None:
+    """The last life that an abort means; None: each that there is."""
+    session = state.sessions.get(event.session)
+    if not event.mine or session is None:
+        return None
+    if event.rid in session.thrown_out:
+        # It is aborted already; of a newer one the session has touched nothing.
+        return session.thrown_out[event.rid]
+    life = session.past.get(event.rid) or session.bound.get(event.rid)
+    return None if life is None else life.number
 
 
 def _abort_stream(state: State, stream: Stream, reason: str) -> tuple[int, int, int]:

@@ -183,6 +183,10 @@ class Tombstone(NamedTuple):
     reason: str
     #: A later life of an aborted rid has ended since.
     ended_since: bool = False
+    #: The last life that was meant; None: each that there was.
+    life: int | None = None
+    #: Sessions that had finished all that was aborted: it is none of theirs.
+    done: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from connector.core.directory import delivery
+from connector.core.directory import delivery, tombs
 from connector.core.directory.effects import Refused
 from connector.core.directory.events import Awaited, Cancelled
 from connector.core.directory.objects import EdgeState, Session, Stream, TakeWaiter
@@ -43,11 +43,10 @@ def _refusal(state: State, session: Session, event: Awaited) -> ConnectorError |
     facts = {"rid": event.rid, "edge": str(event.edge)}
     if state.stopping:
         return BrokerStopping("the broker is stopping", **facts)
-    tomb = state.tombstones.get(event.rid)
-    if tomb is not None and tomb.aborted and session.seen < tomb.number and event.rid not in state.lives:
-        # The session has not heard of the abort, and has not gone on to a new use of the rid either.
-        if session.cleared.get(event.rid) != tomb.number:
-            return RequestAborted("the request was aborted", reason=tomb.reason, **facts)
+    if event.rid not in state.lives and tombs.is_unheard(state, session, event.rid):
+        # Nor has it gone on to a new use of the rid.
+        reason = state.tombstones[event.rid].reason
+        return RequestAborted("the request was aborted", reason=reason, **facts)
     edge = state.edge(event.edge)
     subscription = edge.subscriptions.get(event.reader)
     stream = delivery.front(edge, event.rid, event.reader)

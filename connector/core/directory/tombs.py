@@ -16,7 +16,7 @@ def refuse_late(state: State, session: Session, edge: Edge, rid: str, seen: int)
     """
     tomb = state.tombstones.get(rid)
     if tomb is not None and tomb.aborted and seen < tomb.number:
-        if session.cleared.get(rid) == tomb.number:
+        if session.cleared.get(rid) == tomb.number or _is_others(session, tomb, rid):
             return
         reason = tomb.reason
     elif seen >= state.forgotten or rid in state.lives or rid in session.past:
@@ -36,7 +36,15 @@ def is_unheard(state: State, session: Session, rid: str) -> bool:
         and tomb.aborted
         and session.seen < tomb.number
         and session.cleared.get(rid, tomb.number - 1) < tomb.number
+        and not _is_others(session, tomb, rid)
     )
+
+
+def _is_others(session: Session, tomb: Tombstone, rid: str) -> bool:
+    """Whether the abort is of a use that the session is through with."""
+    life = session.bound.get(rid)
+    later = tomb.life is not None and life is not None and life.number > tomb.life
+    return later or session.id in tomb.done
 
 
 def clear(state: State, session: Session, rid: str) -> None:
@@ -63,15 +71,20 @@ def remember_end(state: State, rid: str) -> None:
     _remember(state, rid, Tombstone(state.number, False, "finished"))
 
 
-def remember_abort(state: State, rid: str, reason: str) -> Tombstone:
-    """The rid was aborted: numbered, and every session will be told."""
+def remember_abort(
+    state: State, rid: str, reason: str, life: int | None = None, done: frozenset[int] = frozenset()
+) -> Tombstone:
+    """The rid was aborted, lives after `life` are not meant: numbered, and every session will be told that is not
+    through with what was."""
     state.number += 1
-    tomb = Tombstone(state.number, True, reason)
+    tomb = Tombstone(state.number, True, reason, False, life, done)
+    last = state.life_number if life is None else life
     for session in state.sessions.values():
-        past = session.past.pop(rid, None)
-        if past is not None:
-            throw_out(state, session, past)
-        _queue_notice(state, session, Notice(tomb.number, rid, reason, state.life_number))
+        past = session.past.get(rid)
+        if past is not None and past.number <= last:
+            throw_out(state, session, session.past.pop(rid))
+        if not _is_others(session, tomb, rid):
+            _queue_notice(state, session, Notice(tomb.number, rid, reason, last, session.applied))
     _remember(state, rid, tomb)
     return tomb
 

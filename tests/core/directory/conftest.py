@@ -93,12 +93,15 @@ class Rig:
     def finish(self, session: int, rid: str, aborted: bool = False) -> list[ef.Effect]:
         return self.handle(ev.Finished(self.now, session, self.number(session), rid, aborted))
 
+    def enter(self, session: int, rid: str, *, sends: bool = False) -> list[ef.Effect]:
+        return self.handle(ev.Entered(self.now, session, self.number(session), rid, sends))
+
     def begin(self, session: int, rid: str) -> list[ef.Effect]:
         return self.handle(ev.Began(self.now, session, self.number(session), rid))
 
-    def abort(self, session: int, rid: str, reason: str = "stop") -> dict[str, Any]:
+    def abort(self, session: int, rid: str, reason: str = "stop", mine: bool = False) -> dict[str, Any]:
         """Aborts and returns the report."""
-        effects = self.handle(ev.Aborted(self.now, session, self.number(session), self.request(), rid, reason))
+        effects = self.handle(ev.Aborted(self.now, session, self.number(session), self.request(), rid, reason, mine))
         (done,) = self.of(effects, ef.Done)
         return done.facts
 

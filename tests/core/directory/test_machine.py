@@ -194,6 +194,11 @@ class Lives(RuleBasedStateMachine):
         self.rig.begin(self.writers[w], rid)
         self.look()
 
+    @rule(w=WRITERS, rid=RIDS)
+    def writer_enters(self, w: int, rid: str) -> None:
+        self.rig.enter(self.writers[w], rid, sends=True)
+        self.look()
+
     @rule(w=WRITERS, how=st.sampled_from(["die", "leave"]))
     def writer_goes(self, w: int, how: str) -> None:
         getattr(self.rig, how)(self.writers[w])
@@ -265,6 +270,12 @@ class Lives(RuleBasedStateMachine):
             seen = self.seen[(session, rid)]
             seen.done = max(seen.done, meant.number)
         self.look()
+
+    @rule(slot=READERS, rid=RIDS)
+    def reader_enters(self, slot: int, rid: str) -> None:
+        if self.readers[slot]:
+            self.rig.enter(self.readers[slot], rid)
+            self.look()
 
     @rule(slot=READERS, how=st.sampled_from(["die", "leave", "leave with a view"]))
     def reader_goes(self, slot: int, how: str) -> None:

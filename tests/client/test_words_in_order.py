@@ -1,0 +1,151 @@
+"""Words that cross on their way: each is of the use of the rid in which it was said, whichever has begun since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import connector
+from connector import Edge, Node, errors
+from connector.testing.contracts.samples import number, values
+from tests.client.held import deaf, mute
+
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def writer(host: connector.Node) -> Iterator[Node]:
+    with connector.connect(stage="writer", endpoint=host.endpoint) as node:
+        yield node
+
+
+@pytest.fixture
+def reader(host: connector.Node) -> Iterator[Node]:
+    with connector.connect(stage="reader", endpoint=host.endpoint) as node:
+        yield node
+        node.abort("r")
+
+
+@pytest.fixture
+def out(writer: Node) -> Edge:
+    return writer.edge("writer", "reader")
+
+
+@pytest.fixture
+def into(reader: Node) -> Edge:
+    return reader.edge("writer", "reader")
+
+
+def settle(*nodes: Node) -> None:
+    """What each has said has come to the broker, and what that says to each."""
+    for node in (*nodes, *nodes):
+        node.status()
+
+
+@pytest.fixture
+def stocked(writer: Node, out: Edge, into: Edge) -> None:
+    """The writer has blocks: a deaf one gets none."""
+    for index in range(4):
+        out.put("stock", number(0), last=index == 3)
+    settle(writer)
+    assert values(into.stream("stock", timeout=PATIENCE)) == [0] * 4
+    settle(writer)
+
+
+def test_what_is_taken_after_a_finish_is_told_after_it(writer: Node, reader: Node, out: Edge, into: Edge) -> None:
+    """Else the finish would mean what was taken last: the next use."""
+    into.poll()
+    out.put("r", number(1))
+    writer.finish("r")
+    settle(writer, reader)
+    into.poll().clear()
+    out.put("r", number(2), last=False)
+    settle(writer, reader, writer, reader)
+    with mute(reader):
+        reader.finish("r")
+        polled = into.poll()
+        assert values(polled["r"]) == [2]
+        polled.clear()
+    settle(reader)
+    out.put("r", number(3), last=True)
+    settle(writer, reader)
+    assert values(into.poll()["r"]) == [3]
+
+
+@pytest.mark.usefixtures("stocked")
+def test_an_abort_that_is_told_late_is_not_the_next_uses(writer: Node, reader: Node, out: Edge, into: Edge) -> None:
+    """A batch of notices waits until the one before it was heard: the writer has finished the rid meanwhile."""
+    with deaf(writer):
+        reader.abort("another")
+        reader.abort("r", "of the former use")
+        reader.finish("r")
+        writer.finish("r")
+        out.put("r", number(1), last=False)
+        assert values([into.take("r", timeout=PATIENCE)]) == [1]
+    settle(writer)
+    out.put("r", number(2), last=True)
+    assert values(into.stream("r", timeout=PATIENCE)) == [2]
+
+
+@pytest.mark.usefixtures("stocked")
+def test_a_late_refusal_is_not_the_next_uses(writer: Node, reader: Node, out: Edge, into: Edge) -> None:
+    with deaf(writer):
+        reader.abort("r", "before the put")
+        reader.finish("r")
+        refused = out.put("r", number(1), last=False)
+        writer.finish("r")
+        out.put("r", number(2), last=False)
+        assert values([into.take("r", timeout=PATIENCE)]) == [2]
+    settle(writer)
+    out.put("r", number(3), last=True)
+    assert values(into.stream("r", timeout=PATIENCE)) == [3]
+    assert isinstance(refused.error, errors.RequestAborted)
+    writer.flush()
+
+
+def test_poll_keeps_what_is_behind_a_failure(writer: Node, reader: Node, out: Edge, into: Edge) -> None:
+    """A stream with a hole fails; the next use of its rid has come before anybody looks."""
+    into.poll()
+    out.put("r", number(9), index=1)
+    writer.finish("r")
+    out.put("r", number(1))
+    settle(writer, reader)
+    first, second = into.poll(), into.poll()
+    assert isinstance(first.failed["r"], errors.StreamGap) and not first.keys()
+    assert values(second["r"]) == [1] and second.ended == {"r"} and not second.failed
+
+
+def test_an_open_use_that_hands_nothing_over_is_a_use(writer: Node, reader: Node, out: Edge, into: Edge) -> None:
+    """The reader, still in it, gets nothing of the next."""
+    into.poll()
+    out.open("r")
+    settle(writer)
+    into.expect("r")
+    settle(reader)
+    writer.finish("r")
+    out.open("r")
+    out.put("r", number(2))
+    settle(writer, reader)
+    assert not into.poll()
+    reader.finish("r")
+    into.expect("r")
+    settle(reader)
+    assert values(into.poll()["r"]) == [2]
+
+
+def test_an_abort_of_ones_own_use_spares_the_next(writer: Node, reader: Node, out: Edge, into: Edge) -> None:
+    into.poll()
+    out.put("r", number(1))
+    writer.finish("r")
+    settle(writer, reader)
+    polled = into.poll()
+    out.put("r", number(2), last=False)
+    settle(writer)
+    reader.abort("r", "of what was polled", mine=True)
+    polled.clear()
+    settle(writer, reader)
+    out.put("r", number(3), last=True)
+    reader.finish("r")
+    settle(writer, reader)
+    assert values(into.poll()["r"]) == [2, 3]
