@@ -127,7 +127,7 @@ class TransferConfig(Section):
     key_templates: KeyTemplates = KeyTemplates()
     #: Layers that may leave; left out: all; []: none.
     hidden_state_layers: Annotated[tuple[Layer, ...] | None, *_LIST] = None
-    #: Id types that may leave; left out: all; []: none.
+    #: Id types that may leave; left out: all but those under `hidden_states.`, which are to be named; []: none.
     id_types: Annotated[tuple[IdType, ...] | None, *_LIST] = None
 
     @classmethod
@@ -148,12 +148,22 @@ class TransferConfig(Section):
         filters: dict[str, tuple[Any, ...] | None] = {"hidden_states": self.hidden_state_layers, "ids": self.id_types}
         return {item: None if (names := filters[item]) is None else frozenset(map(str, names)) for item in self.items}
 
+    @property
+    def sends(self) -> bool:
+        """Whether anything may leave."""
+        return any(names is None or names for names in self.chosen.values())
+
     def allows(self, category: str, name: int | str) -> bool:
-        """Whether this layer id or id type may leave. UsageError: no such category."""
+        """Whether this layer id or id type may leave. UsageError: no such category.
+
+        An id type under `hidden_states.` is no id: all id types are not it, and only `id_types` can name it.
+        """
         if category not in CATEGORIES:
             raise errors.UsageError("there is no such category of tensors", category=category, valid=list(CATEGORIES))
-        names = self.chosen.get(category, frozenset())
-        return names is None or str(name) in names
+        names, text = self.chosen.get(category, frozenset()), str(name)
+        if names is None:
+            return category != "ids" or not text.startswith("hidden_states.")
+        return text in names
 
     def hidden_state_key(self, rid: str, layer_id: int) -> str:
         """The key of a layer's hidden states; made whether or not they may leave.
@@ -195,11 +205,17 @@ class TransferConfig(Section):
         """What may leave, by key: `hidden_states` by layer id, `ids` by id type, tensors of any shape and dtype.
 
         Values that are filtered out are not looked at, not even fetched from their mapping. InvalidPayload, with
-        rid, key and type: one that is no Tensor (RFC: strictly dict[str, Tensor]). Nothing is copied.
+        rid, key and type: one that is no Tensor (RFC: strictly dict[str, Tensor]); or what is given is no mapping.
+        Nothing is copied.
         """
-        given: dict[str, Mapping[Any, torch.Tensor]] = {"hidden_states": hidden_states or {}, "ids": ids or {}}
+        given: dict[str, Mapping[Any, torch.Tensor] | None] = {"hidden_states": hidden_states, "ids": ids}
         sent: dict[str, torch.Tensor] = {}
         for category, tensors in given.items():
+            if tensors is None:
+                continue
+            if not isinstance(tensors, Mapping):
+                what, kind = "tensors are given in a mapping, by layer id or id type", type(tensors).__name__
+                raise errors.InvalidPayload(what, rid=rid, category=category, type=kind)
             for name in tensors:
                 if not self.allows(category, name):
                     continue

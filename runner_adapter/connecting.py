@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from runner_adapter.runner import RunnerAdapter, Source
 from runner_adapter.stagefile import stage_of
 
 StageFile = str | Path
+
+logger = logging.getLogger("runner_adapter")
 
 
 def connect_adapter(
@@ -42,9 +46,9 @@ def connect_adapter(
     of the two may be None. Close it, or use it as a context manager: it owns its nodes.
 
     `file`: a stage file, whose stage `stage_id` says what may leave (`transfer_config`) and how the adapter works
-    (`runner_adapter`), or a transfer config alone. `endpoint`: as `connector.connect` takes it. `full_payload`: the
-    sender puts one payload a request (Inbox); `whole`: so does this one (Outbox). `readers`: how many ranks of the next
-    stage read. `options`: as RunnerAdapter takes them.
+    (`runner_adapter`), or a transfer config alone; a warning is logged if the stage `sends` and nothing may leave.
+    `endpoint`: as `connector.connect` takes it. `full_payload`: the sender puts one payload a request (Inbox); `whole`:
+    so does this one (Outbox). `readers`: how many ranks of the next stage read. `options`: as RunnerAdapter takes them.
 
     `group`: this stage's tensor-parallel ranks, all of which call this; `ranks` in `runner_adapter` says whether rank 0
     reads and broadcasts, with tensors that `group_device` can move, or each rank reads. Rank 0 sends.
@@ -68,11 +72,16 @@ def connect_adapter(
             inbox = _source(before, reads, stage, settings, full_payload, group, group_device)
         outbox = None
         if sends is not None and rank == 0:
+            if not config.sends:
+                logger.warning(
+                    "the transfer_config of stage %s lets nothing leave: %s is handed nothing, and waits", stage, sends
+                )
             after = node()
             edge = after.edge(stage, sends, readers=readers)
             outbox = Outbox(after, edge, config, background=settings.background_send, whole=whole)
             owned.callback(outbox.close)
-        abort = None if before is None else before.abort
+        # Others may have begun the next use of a rid, while this stage fails in the last one.
+        abort = None if before is None else partial(before.abort, mine=True)
         made = RunnerAdapter(model, config, settings=settings, inbox=inbox, outbox=outbox, abort=abort, **options)
         made.owns(owned.pop_all())
     return made

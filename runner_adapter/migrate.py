@@ -19,7 +19,7 @@ from connector import errors
 from runner_adapter import phases
 from runner_adapter.hops import HOOKS, PIPELINES
 from runner_adapter.naming import key_part
-from runner_adapter.stagetext import Stage, StageText, edges_of, stages_of
+from runner_adapter.stagetext import ALIKE, Stage, StageText, edges_of, stages_of
 
 _SENDER_HOOKS = ("custom_process_next_stage_input_func", "async_chunk_process_next_stage_input_func")
 _READER_HOOKS = ("custom_process_input_func", "sync_process_input_func")
@@ -99,16 +99,26 @@ def _readers(file: StageText, stages: list[Stage], *, chain: bool) -> dict[int, 
 
 def _rename(work: _Work) -> None:
     """Old keys get the new name where that is certain; the others are told."""
+    sure: list[ScalarNode] = []
     for node in work.file.mappings:
         keys = {key.value: key for key, _ in node.value if isinstance(key, ScalarNode)}
-        alike = [name for name in keys if name in (phases.REQUEST_FIELD, phases.FORWARD_KWARG, phases.NEW_NAME)]
+        alike = [name for name in keys if name in ALIKE]
         for name, key in keys.items():
-            line = key.start_mark.line + 1
             if alike == [name] and name != phases.NEW_NAME:
-                work.file.edit(key.start_mark.index, key.end_mark.index, phases.NEW_NAME)
-                work.written.append(Note(line, f"{name} is {phases.NEW_NAME} now"))
+                sure.append(key)
             elif name in phases.OLD_NAMES or phases.REQUEST_FIELD in name:
-                work.unsaid.append(Note(line, f"{name} goes, and nothing says what takes its place here"))
+                work.unsaid.append(Note(_line(key), f"{name} goes, and nothing says what takes its place here"))
+    left = work.file.rename(sure)
+    for key in sure:
+        told = f"{key.value} is {phases.NEW_NAME} now"
+        if key in left:
+            work.unsaid.append(Note(_line(key), f"{told}: rename it, and what it is laid over or shared with"))
+        else:
+            work.written.append(Note(_line(key), told))
+
+
+def _line(node: ScalarNode) -> int:
+    return int(node.start_mark.line) + 1
 
 
 def _explain(work: _Work, stage: Stage, readers: list[Stage], hop: str | None) -> bool:
@@ -137,11 +147,12 @@ def _who(stage: Stage) -> str:
 
 def _put(work: _Work, stage: Stage, config: dict[str, Any], source: str) -> None:
     line = work.file.lines[stage.path]
-    if work.file.put(stage, config):
+    problem = work.file.put(stage, config)
+    if problem is None:
         work.written.append(Note(line, f"{_who(stage)}: a transfer_config, from its {source}"))
     else:
-        told = f"{_who(stage)}: its engine_args are shared, or no mapping; they need transfer_config: "
-        work.unsaid.append(Note(line, told + json.dumps(config)))
+        told = f"{_who(stage)}: {problem} transfer_config: {json.dumps(config)}"
+        work.unsaid.append(Note(line, told))
 
 
 def _payload_keys(file: StageText, stage: Stage, readers: list[Stage]) -> list[tuple[str, int]]:

@@ -128,7 +128,8 @@ def _axis(name: str, row_axes: Mapping[str, int]) -> int:
     axis = row_axes.get(name, usual)
     if axis is None:
         raise errors.InvalidPayload(
-            "no row axis is declared for the name: nobody can say whose rows it holds", name=name
+            "no row axis is declared for the name, by MergeRules(row_axes=…): nobody can say whose rows it holds",
+            name=name,
         )
     return axis
 

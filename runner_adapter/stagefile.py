@@ -14,19 +14,19 @@ All other fields are the engine's and are not judged, but the file must be stric
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
-from connector import check_config, config_conflicts, errors, read_config
+from connector import ConfigSource, check_config, config_conflicts, errors, read_config
 from runner_adapter.config import AdapterConfig, TransferConfig
+from runner_adapter.sections import BASE, FIELDS, is_stage_file, misnamed
 
 StageId = int | str
-#: A file that holds one of these is a stage file.
-FIELDS = ("engine_args", "stages", "stage_args")
+_KINDS = {int: "an int", str: "text"}
 
 
 class Stage(NamedTuple):
@@ -37,24 +37,36 @@ class Stage(NamedTuple):
     adapter: AdapterConfig
 
 
-def is_stage_file(values: Mapping[str, object]) -> bool:
-    """Whether a file with these values holds stages, so that it is no broker's."""
-    return any(field in values for field in FIELDS)
+class StageFile(NamedTuple):
+    """The stages of a file by id, in its order; one without id for a file of one stage. `base`: the file that it
+    lies over (`base_config`). That one's stages and sections are not read: they are its own."""
+
+    stages: dict[StageId | None, Stage]
+    base: str | None
+
+
+def read_file(path: str | Path) -> StageFile:
+    """What a stage file holds.
+
+    ConfigError: the file cannot be read, is no stage file, or a section is refused or misnamed: every problem with
+    FILE:LINE, dotted field and nearest valid name. UsageError: that is no path.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise errors.UsageError("a stage file is named by its path", type=type(path).__name__)
+    source = read_config(Path(path))
+    if not is_stage_file(source.values):
+        raise errors.ConfigError(f"{path}: this is no stage file: it holds none of {', '.join((*FIELDS, BASE))}")
+    file = _checked(source)
+    base = source.values.get(BASE)
+    found = {entry.stage_id: _stage(entry.stage_id, entry.engine_args) for _, entry in file.entries}
+    if file.stages is None and file.stage_args is None and (base is None or file.engine_args is not None):
+        found = {None: _stage(None, file.engine_args)}
+    return StageFile(found, None if base is None else str(base)[:200])
 
 
 def read_stages(path: str | Path) -> dict[StageId | None, Stage]:
-    """The stages of a file by id, in its order; one without id for a file of one stage.
-
-    ConfigError: the file cannot be read, is no stage file, or a section is refused: every problem with FILE:LINE,
-    dotted field and nearest valid name.
-    """
-    source = read_config(Path(path))
-    if not is_stage_file(source.values):
-        raise errors.ConfigError(f"{path}: this is no stage file: it holds none of {', '.join(FIELDS)}")
-    file = check_config(_File, source)
-    if file.stages is None and file.stage_args is None:
-        return {None: _stage(None, file.engine_args)}
-    return {entry.stage_id: _stage(entry.stage_id, entry.engine_args) for _, entry in file.entries}
+    """The stages of a file by id. Raises as `read_file` does."""
+    return read_file(path).stages
 
 
 def load_stages(path: str | Path) -> dict[StageId | None, TransferConfig]:
@@ -63,15 +75,59 @@ def load_stages(path: str | Path) -> dict[StageId | None, TransferConfig]:
 
 
 def stage_of(path: str | Path, stage_id: StageId | None = None) -> Stage:
-    """The stage with this id; None: the only one. ConfigError, with those that there are, if it is not there."""
-    stages = read_stages(path)
+    """The stage with this id; None: the only one. ConfigError, with those that there are, if it is not there.
+
+    UsageError: an id that is neither an int nor text.
+    """
+    if isinstance(stage_id, bool) or not isinstance(stage_id, int | str | None):
+        raise errors.UsageError("a stage's id is an int or text", type=type(stage_id).__name__)
+    stages, base = read_file(path)
     if stage_id in stages:
         return stages[stage_id]
     if stage_id is None and len(stages) == 1:
         return next(iter(stages.values()))
     told = f"it has {len(stages)} stages: name one" if stage_id is None else f"there is no stage {stage_id!r}"
-    known = ["one without an id" if known is None else repr(known) for known in stages]
-    raise errors.ConfigError(f"{path}: {told}", stages=known)
+    # 0 and "0" are two ids.
+    twin = [known for known in stages if known is not None and str(known) == str(stage_id)]
+    told += f"; did you mean {twin[0]!r}, {_KINDS[type(twin[0])]}?" if twin else ""
+    told += f"; the stages of its base_config, {base}, are not read: name that file" if base else ""
+    raise errors.ConfigError(
+        f"{path}: {told}", stages=["one without an id" if found is None else found for found in stages]
+    )
+
+
+def handed_on(stage: Stage) -> str:
+    """What may leave the stage, in words, or why nothing does."""
+    config = stage.transfer
+    if not config.model_fields_set:
+        return "hands nothing on and knows no key: it has no transfer_config"
+    if not config.enabled:
+        return "hands nothing on and knows no key: enabled: false"
+    if not config.sends:
+        empty = [name for name in ("items", "hidden_state_layers", "id_types") if getattr(config, name) == ()]
+        return "hands nothing on: " + ", ".join(f"{name}: []" for name in empty)
+    words = {"hidden_states": "layers", "ids": "id types"}
+    given = {"hidden_states": config.hidden_state_layers, "ids": config.id_types}
+    return "hands on " + "; ".join(
+        f"all {words[item]}" if (names := given[item]) is None else f"{words[item]} {', '.join(map(str, names))}"
+        for item in config.items
+        if given[item] != ()
+    )
+
+
+def _checked(source: ConfigSource) -> _File:
+    """A misspelled name is told beside all other problems: it may be the cause of some."""
+    missed = misnamed(source)
+    try:
+        file = check_config(_File, source)
+    except errors.ConfigError as error:
+        if not missed:
+            raise
+        lines = [line for line, _ in missed]
+        raise errors.ConfigError("\n".join([*lines, error.message]), **error.facts) from error
+    if missed:
+        raise errors.ConfigError("\n".join(line for line, _ in missed), nearest=missed[0][1])
+    return file
 
 
 def _stage(stage_id: StageId | None, found: _EngineArgs | None) -> Stage:

@@ -1,26 +1,36 @@
 """A stage config as text that is edited: its stages with their fields and lines, and what goes into it. No torch.
 
-Lines are put in and keys renamed; all else, comments and line ends included, stays as it was.
+Lines are put in and keys renamed; all else, comments and line ends included, stays as it was. YAML has many ways to
+write one thing, so each edit is read again: one after which the text does not mean what it should is not made.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from connector import errors, parse_yaml
+from runner_adapter import phases
+from runner_adapter.sections import BASE, LISTS
 
 #: Keys and list positions from the top of the file.
 Path = tuple[str | int, ...]
 
-#: Lists of stages: today's name, and the older one.
-LISTS = ("stages", "stage_args")
 #: A file that has none of these is no stage config.
-_KNOWN = (*LISTS, "engine_args", "base_config")
+_KNOWN = (*LISTS, "engine_args", BASE)
+#: Names of a request's map, old and new: what was under one is under another afterwards.
+ALIKE = (phases.REQUEST_FIELD, phases.FORWARD_KWARG, phases.NEW_NAME)
+#: What YAML takes for the end of a line.
+_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+_SHARED = "its engine_args are shared, or no mapping; they need"
+_ODD = "it is written so that nothing can be put in; its engine_args need"
+
+Edit = tuple[int, int, str]
 
 
 class Stage(NamedTuple):
@@ -50,7 +60,9 @@ class StageText:
         self.mappings = [node for node, again in walked if isinstance(node, MappingNode) and not again]
         #: Nodes that an alias names, too, and what is in them: an edit of one would be an edit of all.
         self._shared = {id(node) for node, again in walked if again}
-        self._edits: list[tuple[int, int, str]] = []
+        self._edits: list[Edit] = []
+        #: What the text with the edits means.
+        self._meant: Any = parsed.value
 
     def refuse(self, path: Path, problem: str) -> errors.ConfigError:
         return errors.ConfigError(f"{self.name}:{self.lines.get(path, 1)}: {problem}")
@@ -63,20 +75,46 @@ class StageText:
                 return held[key], self.lines[(*stage.path, *part, key)]
         return None
 
-    def edit(self, start: int, end: int, new: str) -> None:
-        """Let `new` stand for the text from `start` to `end`."""
-        self._edits.append((start, end, new))
+    def rename(self, keys: Sequence[ScalarNode]) -> list[ScalarNode]:
+        """Give keys the new name; those of which that cannot be done without changing more are given back."""
+        edits = {id(key): (key.start_mark.index, key.end_mark.index, phases.NEW_NAME) for key in keys}
+        if self._make(list(edits.values()), self._meant):
+            return []
+        return [key for key in keys if not self._make([edits[id(key)]], self._meant)]
 
     def edited(self) -> str:
         """The text with all edits; what they do not touch stays, byte for byte."""
+        return self._with(self._edits)
+
+    def put(self, stage: Stage, config: dict[str, Any]) -> str | None:
+        """Put `transfer_config` into the stage's engine_args; None, or why that cannot be done: nothing is changed."""
+        held = stage.value.get("engine_args")
+        edit = self._edit_of(stage, {"transfer_config": config})
+        if edit is None or not isinstance(held, dict | None):
+            return _SHARED
+        args = {**(held or {}), "transfer_config": config}
+        return None if self._make([edit], _replaced(self._meant, (*stage.path, "engine_args"), args)) else _ODD
+
+    def _make(self, edits: list[Edit], meant: Any) -> bool:
+        """Make the edits, if the text with them means `meant`, whatever its maps are called; otherwise none."""
+        try:
+            value = parse_yaml(self._with([*self._edits, *edits]), self.name).value
+        except errors.ConfigError:
+            return False
+        if _told(value) != _told(meant):
+            return False
+        self._edits += edits
+        self._meant = meant
+        return True
+
+    def _with(self, edits: Iterable[Edit]) -> str:
         text = self.text
-        for start, end, new in sorted(self._edits, reverse=True):
+        for start, end, new in sorted(edits, reverse=True):
             text = text[:start] + new + text[end:]
         return text
 
-    def put(self, stage: Stage, config: dict[str, Any]) -> bool:
-        """Put `transfer_config` into the stage's engine_args; False if others share the place, or it is no mapping."""
-        entry: dict[str, Any] = {"transfer_config": config}
+    def _edit_of(self, stage: Stage, entry: dict[str, Any]) -> Edit | None:
+        """What puts the entry into the stage's engine_args; None if others share the place, or it is no mapping."""
         key, held = _child(stage.node, "engine_args")
         behind = key
         if "engine_args" not in stage.value:
@@ -84,28 +122,47 @@ class StageText:
             entry, held = {"engine_args": entry}, stage.node
             key, behind = _child(stage.node, "stage_id")
         if key is None or behind is None or held is None or id(held) in self._shared:
-            return False
+            return None
         if isinstance(held, ScalarNode) and stage.value["engine_args"] is None:
-            self.edit(held.start_mark.index, held.end_mark.index, " " + json.dumps(entry))
-        elif not isinstance(held, MappingNode):
-            return False
-        elif held.flow_style:
+            return held.start_mark.index, held.end_mark.index, " " + json.dumps(entry)
+        if not isinstance(held, MappingNode):
+            return None
+        if held.flow_style:
             start = self.text.index("{", held.start_mark.index) + 1
-            self.edit(start, start, json.dumps(entry)[1:-1] + (", " if held.value else ""))
-        else:
-            told = yaml.safe_dump(entry, sort_keys=False, default_flow_style=None, width=100).splitlines()
-            margin = " " * held.value[0][0].start_mark.column
-            self._insert(behind.end_mark.index, [margin + line for line in told])
-        return True
+            return start, start, json.dumps(entry)[1:-1] + (", " if held.value else "")
+        told = yaml.safe_dump(entry, sort_keys=False, default_flow_style=None, width=100).splitlines()
+        margin = " " * held.value[0][0].start_mark.column
+        # An alias stands where its key does, and what it names further up.
+        return self._line_behind(max(key.end_mark.index, behind.end_mark.index), [margin + line for line in told])
 
-    def _insert(self, index: int, lines: list[str]) -> None:
-        """Put the lines in behind the one that `index` is in."""
-        end = "\r\n" if "\r\n" in self.text else "\n"
-        at = self.text.find("\n", index) + 1
-        if at:
-            self.edit(at, at, end.join([*lines, ""]))
-        else:
-            self.edit(len(self.text), len(self.text), end.join(["", *lines]))
+    def _line_behind(self, index: int, lines: list[str]) -> Edit:
+        """What puts the lines in behind the one that `index` is in."""
+        end = _BREAK.search(self.text, index)
+        if end is not None:
+            return end.end(), end.end(), end[0].join([*lines, ""])
+        last = _BREAK.search(self.text)
+        return len(self.text), len(self.text), (last[0] if last else "\n").join(["", *lines])
+
+
+def _told(value: Any) -> str:
+    """A value as text, so that 1, 1.0 and true differ; a map's old name is its new one, where it has but one."""
+    return json.dumps(_renamed(value), sort_keys=True)
+
+
+def _renamed(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_renamed(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    one = sum(name in value for name in ALIKE) == 1
+    return {phases.NEW_NAME if one and key in ALIKE else key: _renamed(part) for key, part in value.items()}
+
+
+def _replaced(value: Any, path: Path, new: object) -> Any:
+    """A copy of the value, with `new` at the path; its last key need not be there."""
+    copied = value.copy()
+    copied[path[0]] = _replaced(value[path[0]], path[1:], new) if path[1:] else new
+    return copied
 
 
 def stages_of(file: StageText) -> list[Stage]:

@@ -25,13 +25,14 @@ def config() -> None:
 def check(file: Path | None, as_json: bool) -> int:
     """Check what `serve --config FILE` would read: file and environment, without starting anything.
 
-    A FILE that holds engine_args, stages or stage_args is an engine's: its transfer_config and runner_adapter
-    sections are checked, and what else it holds is the engine's.
+    A FILE that holds engine_args, stages, stage_args or base_config is an engine's: its transfer_config and
+    runner_adapter sections are checked, and for each stage is told what it hands on. What else it holds is the
+    engine's, but for names that are nearly a section's: those are refused. What stands in its base_config is not read.
 
     Exit code 1 with a line for each problem: FILE:LINE, field, what is wrong.
     """
     try:
-        found, warnings = _checked(file)
+        found, warnings, stages = _checked(file)
     except ConfigError as error:
         if not as_json:
             raise ConfigError(error.message) from error
@@ -40,25 +41,35 @@ def check(file: Path | None, as_json: bool) -> int:
         return exits.NO
     where = str(found) if found else "no file"
     if as_json:
-        tables.say(tables.as_json({"ok": True, "file": where, "problems": [], "warnings": warnings}))
+        told = {"ok": True, "file": where, "problems": [], "warnings": warnings}
+        tables.say(tables.as_json(told if stages is None else told | {"stages": stages}))
         return exits.OK
     for warning in warnings:
         tables.note(f"warning: {warning}")
     tables.say(tables.printable(f"{where}: ok"))
+    for stage in stages or ():
+        name = "the stage" if stage["stage_id"] is None else f"stage {stage['stage_id']}"
+        tables.say(tables.printable(f"  {name} {stage['hands_on']}"))
     return exits.OK
 
 
-def _checked(file: Path | None) -> tuple[Path | None, tuple[str, ...]]:
-    """The file that was checked, if one was, and warnings; ConfigError with its problems."""
+def _checked(file: Path | None) -> tuple[Path | None, tuple[str, ...], list[dict[str, Any]] | None]:
+    """The file that was checked, if one was, warnings, and of an engine's file the stages; ConfigError with its
+    problems."""
     from connector.broker.config import load
     from connector.config.source import read
-    from runner_adapter.stagefile import is_stage_file, read_stages
+    from runner_adapter.stagefile import handed_on, is_stage_file, read_file
 
     if file is not None and is_stage_file(read(file).values):
-        read_stages(file)
-        return file, ()
+        stages, base = read_file(file)
+        warnings = (f"{file}: the stages of its base_config, {base}, are not read: check that file, too",)
+        told = [
+            {"stage_id": stage.stage_id, "hands_on": handed_on(stage), "transfer_config": stage.transfer.model_dump()}
+            for stage in stages.values()
+        ]
+        return file, warnings if base else (), told
     loaded = load(file, os.environ, {})
-    return loaded.file, loaded.warnings
+    return loaded.file, loaded.warnings, None
 
 
 @config.command()

@@ -9,6 +9,7 @@ import click
 
 from connector.cli import exits, tables
 from connector.cli.common import json_option
+from connector.config.source import read_text
 from connector.core.errors import ConfigError, UsageError
 
 
@@ -25,7 +26,7 @@ def migrate(old: Path, out: Path | None, pipeline: str | None, as_json: bool) ->
     """
     from runner_adapter.migrate import migrate as rewritten
 
-    found = rewritten(_read(old), str(old), pipeline=pipeline)
+    found = rewritten(read_text(old), str(old), pipeline=pipeline)
     if out is not None:
         _write(out, found.text)
     if as_json:
@@ -40,16 +41,6 @@ def migrate(old: Path, out: Path | None, pipeline: str | None, as_json: bool) ->
         for note in notes:
             tables.note(f"{what}: {old}:{note.line}: {note.text}")
     return exits.NO if found.unsaid else exits.OK
-
-
-def _read(file: Path) -> str:
-    """The text with its own line ends. ConfigError: not there, not readable, not UTF-8."""
-    try:
-        return file.read_bytes().decode()
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: this is not UTF-8", byte=error.start) from error
 
 
 def _write(file: Path, text: str) -> None:

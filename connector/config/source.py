@@ -7,6 +7,9 @@ command line), the dotted field, what is wrong and what was given.
 from __future__ import annotations
 
 import difflib
+import errno
+import os
+import stat
 import types
 import typing
 from collections.abc import Iterable
@@ -48,22 +51,28 @@ class Source:
 
 
 def read(file: Path) -> Source:
-    """A file's values; none when it is empty. ConfigError: not there, not readable, no strict YAML, no mapping."""
+    """A file's values; none when it is empty. ConfigError: as `read_text`; no strict YAML, no mapping."""
+    return _mapping(reader.parse(read_text(file), str(file)), str(file))
+
+
+def read_text(file: Path) -> str:
+    """A file's text with its own line ends. ConfigError: not there, not readable, no regular file (a pipe could
+    keep its reader waiting for ever), too large, not UTF-8."""
     try:
-        with file.open("rb") as stream:
-            raw = stream.read(MAX_FILE_BYTES + 1)
+        raw = _bytes(file)
     except FileNotFoundError as error:
         raise ConfigError(f"{file}: there is no such file", file=str(file)) from error
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}", file=str(file)) from error
+    except ValueError as error:
+        raise ConfigError(f"this is no path: {error}", file=str(file)) from error
     if len(raw) > MAX_FILE_BYTES:
         raise ConfigError(f"{file}: too large to be a configuration", limit=MAX_FILE_BYTES)
     try:
-        text = raw.decode("utf-8")
+        return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{file}:{line}: this is not UTF-8", byte=error.start) from error
-    return _mapping(reader.parse(text, str(file)), str(file))
 
 
 def validate(model: type[Model], source: Source, context: object = None) -> Model:
@@ -92,7 +101,19 @@ def conflicts(*problems: tuple[reader.Path, str]) -> ValidationError:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that is most like `name`, if one is like it."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.65)), None)
+
+
+def _bytes(file: Path) -> bytes:
+    # Without O_NONBLOCK the open itself would wait for a pipe's writer.
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with open(descriptor, "rb") as stream:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return stream.read(MAX_FILE_BYTES + 1)
 
 
 def _mapping(parsed: reader.Parsed, name: str) -> Source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,7 +32,46 @@ def test_the_shipped_files_are_right(run: Run, name: str) -> None:
     """Each of the models' files."""
     file = ROOT / "configs" / f"{name}.yaml"
     done = run("config", "check", str(file))
-    assert (done.code, done.out, done.err) == (0, f"{file}: ok\n", "")
+    assert (done.code, done.out.splitlines()[0], done.err) == (0, f"{file}: ok", "")
+
+
+def test_what_each_stage_hands_on_is_told(run: Run, tmp_path: Path) -> None:
+    """A stage of which nothing leaves is seen, before its reader waits."""
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "stages:\n- stage_id: 0\n  engine_args:\n    transfer_config: &c\n      enabled: true\n"
+        "      items: [hidden_states, ids]\n"
+        "      key_templates: {hidden_states: '{rid}-{layer_id}', ids: '{rid}-{id_type}'}\n"
+        "      id_types: [codes.audio]\n- stage_id: talker\n"
+    )
+    told = [f"{file}: ok", "  stage 0 hands on all layers; id types codes.audio",
+            "  stage talker hands nothing on and knows no key: it has no transfer_config"]  # fmt: skip
+    assert run("config", "check", str(file)).out.splitlines() == told
+    found = run("config", "check", str(file), "--json").json()["stages"]
+    assert [f"  stage {stage['stage_id']} {stage['hands_on']}" for stage in found] == told[1:]
+    assert [stage["transfer_config"]["id_types"] for stage in found] == [["codes.audio"], None]
+
+
+def test_a_base_config_is_a_stage_file_s(run: Run, tmp_path: Path) -> None:
+    """Its stages are checked by themselves: that is said, and the file is not taken for a broker's."""
+    file = tmp_path / "c.yaml"
+    file.write_text("base_config: base.yaml\nasync_chunk: true\n")
+    done = run("config", "check", str(file))
+    note = f"{file}: the stages of its base_config, base.yaml, are not read: check that file, too"
+    assert (done.code, done.out, done.err) == (0, f"{file}: ok\n", f"warning: {note}\n")
+    told = run("config", "check", str(file), "--json").json()
+    assert (told["ok"], told["warnings"], told["stages"]) == (True, [note], [])
+
+
+def test_a_misspelled_section_makes_no_broker_s_file(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("engine_arg:\n  transfer_config: {enabled: true}\n")
+    done = run("config", "check", str(file))
+    line = f"error: {file}:1: engine_arg: there is no such section; did you mean 'engine_args'?\n"
+    assert (done.code, done.out, done.err) == (1, "", line)
+    done = run("config", "show", "--config", str(file))
+    line = f"error: {file}:1: engine_arg: there is no such field [field='engine_arg']\n"
+    assert (done.code, done.err) == (1, line), "it is no edge_guard"
 
 
 def test_a_stage_file_is_known_by_what_it_holds(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,11 +109,25 @@ def test_every_problem_of_a_stage_file_is_a_line(run: Run, tmp_path: Path) -> No
 
 
 def test_a_good_stage_file_as_json(run: Run, tmp_path: Path) -> None:
-    """The same fields as a broker's."""
+    """The same fields as a broker's, and the stages."""
     file = tmp_path / "c.yaml"
     file.write_text("engine_args: {model: x}\n")
     told = run("config", "check", str(file), "--json").json()
+    stages = told.pop("stages")
     assert told == {"ok": True, "file": str(file), "problems": [], "warnings": []}
+    assert [stage["stage_id"] for stage in stages] == [None]
+
+
+@pytest.mark.parametrize(
+    "command", [["check"], ["migrate"], ["show", "--config"]], ids=["check", "migrate", "a broker's"]
+)
+def test_a_pipe_is_no_file(run: Run, tmp_path: Path, command: list[str]) -> None:
+    """Nobody writes into it: its reader would wait for ever."""
+    pipe = tmp_path / "c.yaml"
+    os.mkfifo(pipe)
+    line = f"error: {pipe}: cannot be read: it is no regular file"
+    done = run("config", *command, str(pipe))
+    assert (done.code, done.out, done.err.partition(" [")[0].rstrip()) == (1, "", line)
 
 
 CHECK = """

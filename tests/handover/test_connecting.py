@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import connector
 from connector import errors
-from runner_adapter import BroadcastInbox, EachRank, Inbox, RunnerAdapter, StepPlan, connect_adapter
+from runner_adapter import BroadcastInbox, EachRank, Inbox, RunnerAdapter, StepPlan, TransferConfig, connect_adapter
 from tests.handover.links import CONFIG, FROM, IDS, TO, broker, ids, keyed
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +89,32 @@ def _sessions(endpoint: str) -> list[dict[str, Any]]:
 def test_a_stage_is_between_others_or_at_one_end(endpoint: str) -> None:
     with pytest.raises(errors.UsageError, match="reads from one before"):
         connect_adapter(object(), CONFIG, stage=TO, endpoint=endpoint)
+
+
+def test_a_stage_s_own_hidden_states_stay(endpoint: str) -> None:
+    """All id types are to leave, and no hidden states: the text output is none of the ids, whatever it is called."""
+    config = TransferConfig.from_mapping(
+        {"enabled": True, "items": ["ids"], "key_templates": {"ids": "{rid}-{id_type}"}}
+    )
+    with (
+        connect_adapter(object(), config, stage=FROM, sends=TO, endpoint=endpoint) as thinker,
+        connector.connect(stage=TO, endpoint=endpoint) as talker,
+    ):
+        plan = step(thinker, new=["r"])
+        thinker.send(plan, (torch.zeros(1, 4), {0: torch.zeros(1, 4)}), beside={"r": ids(7)}, last=["r"])
+        payloads = list(talker.edge(FROM, TO).stream("r", timeout=HANG))
+        assert [list(payload) for payload in payloads] == [["r-thinker_input_ids"]]
+        assert thinker.failures() == {}
+
+
+def test_a_stage_that_can_hand_nothing_on_is_told_of(endpoint: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Once, by the stage that sends; a stage that only reads has nothing to hand on."""
+    caplog.set_level("WARNING", "runner_adapter")
+    for config in (TransferConfig.disabled(), CONFIG):
+        connect_adapter(object(), config, stage=FROM, sends=TO, endpoint=endpoint).close()
+        connect_adapter(object(), config, stage=TO, reads=FROM, endpoint=endpoint).close()
+    told = f"the transfer_config of stage {FROM} lets nothing leave: {TO} is handed nothing, and waits"
+    assert [record.getMessage() for record in caplog.records] == [told]
 
 
 def test_a_stage_that_cannot_be_made_leaves_no_node(endpoint: str) -> None:

@@ -40,6 +40,23 @@ def test_arguments_have_the_names_that_vllm_omni_uses(pair: tuple[OmniBridge, Om
     assert receiver.get(from_stage="0", to_stage="1", get_key="r_0_0", metadata=None) == (1, 3)
 
 
+@pytest.mark.parametrize("key", [5, None, b"r_0_0", ("r", 0)])
+def test_a_key_is_text(pair: tuple[OmniBridge, OmniBridge], key: Any) -> None:
+    """5 and "5" would be one request id, and what was put under one be got under the other."""
+    sender, receiver = pair
+    calls: list[Callable[[], object]] = [
+        lambda: sender.put("0", "1", key, 1),
+        lambda: receiver.get("0", "1", key),
+        lambda: receiver.get_with_deadline("0", "1", key, deadline=0.0),
+        lambda: sender.cleanup(key),
+    ]
+    for call in calls:
+        with pytest.raises(errors.InvalidPayload, match="a key is text") as refusal:
+            call()
+        assert refusal.value.facts == {"key": repr(key), "type": type(key).__name__}
+    assert sender.health()["failed_puts"] == 1
+
+
 def test_a_get_before_the_put_finds_nothing_and_later_what_was_put(pair: tuple[OmniBridge, OmniBridge]) -> None:
     sender, receiver = pair
     assert receiver.get("0", "1", "r_0_0") is None

@@ -115,6 +115,17 @@ def test_filters_left_out_are_all_and_empty_ones_none(
     assert list(sent) == keys
 
 
+@pytest.mark.parametrize("items", [["ids"], ["hidden_states", "ids"]])
+def test_hidden_states_are_no_id_types_unless_they_are_named(items: list[str]) -> None:
+    """`hidden_states.last` can be an id type by its form; what gates hidden states must not let it pass as one."""
+    names = ("hidden_states.last", "hidden_states.output", "hidden_states", "hidden_statesx.y")
+    given = dict.fromkeys(names, torch.zeros(1))
+    every = config(items=items, id_types=None)
+    assert list(every.select("r", ids=given)) == ["r-hidden_states", "r-hidden_statesx.y"]
+    named = config(items=items, id_types=["hidden_states.last"])
+    assert list(named.select("r", ids=given)) == ["r-hidden_states.last"]
+
+
 def test_what_is_filtered_out_is_not_looked_at() -> None:
     """Not fetched from its mapping: nothing is computed or copied for it, and no value of any kind is refused."""
     hidden = Watched({0: torch.zeros(1), 1: "no tensor", -1: None, "x": 3, 24: torch.zeros(1)})
@@ -132,6 +143,14 @@ def test_what_is_no_tensor_does_not_leave(value: Any) -> None:
     with pytest.raises(errors.InvalidPayload, match="only Tensors are handed over") as refusal:
         config().select("r", ids={"thinker_input_ids": value})
     assert refusal.value.facts == {"rid": "r", "key": "r-thinker_input_ids", "type": type(value).__name__}
+
+
+@pytest.mark.parametrize("given", [[1], [], torch.zeros(2), "text", 0])
+def test_tensors_are_given_in_mappings(given: Any) -> None:
+    for category in ("hidden_states", "ids"):
+        with pytest.raises(errors.InvalidPayload, match="tensors are given in a mapping") as refusal:
+            config().select("r", **{category: given})
+        assert refusal.value.facts == {"rid": "r", "category": category, "type": type(given).__name__}
 
 
 def test_every_kind_of_tensor_leaves() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import difflib
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -325,6 +327,46 @@ stages:
     assert [note.line for note in found.unsaid] == [2, 6]
 
 
+ODD = {
+    "a key apart from its value": "stages:\n- stage_id: 0\n  ? engine_args\n  : a: 1\n",
+    "an id apart from its key": "stages:\n- ? stage_id\n  : 0\n",
+    "an id further up, alone": "n: &n 0\nstages:\n- stage_id:\n    *n\n",
+    "a brace in an anchor's comment": "stages:\n- stage_id: 0\n  engine_args: &a # {\n    {a: 1}\n",
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_where_nothing_can_be_put_in_nothing_is_changed(kind: str) -> None:
+    """What would be no YAML, or mean something else, is left, with what it needs; other stages are not."""
+    text = ODD[kind] + "  stage_output_payload_keys: [a]\n- stage_id: 1\n"
+    found = migrated(text)
+    assert found.text.startswith(text)
+    assert configs(found) == {0: None, 1: READS}
+    (note,) = found.unsaid
+    assert note.line == text[: text.index("- ")].count("\n") + 1
+    assert note.text == (
+        "stage 0: it is written so that nothing can be put in; its engine_args need transfer_config: "
+        + json.dumps(ids("a"))
+    )
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\x85", "\u2028", "\u2029"], ids=ascii)
+def test_every_end_of_a_line_is_one(end: str) -> None:
+    """As YAML has it; what is put in has the file's own."""
+    text = two("stage_output_payload_keys: [a]", "engine_args:\n      a: 1").strip().replace("\n", end)
+    found = migrated(text)
+    assert (configs(found), found.unsaid) == ({0: ids("a"), 1: READS}, [])
+    assert set(re.findall("\r\n|[\n\r\x85\u2028\u2029]", found.text)) == {end}
+
+
+def test_an_id_by_an_alias_is_its_stage_s() -> None:
+    """What is put in stands in the stage, and not where the id is told."""
+    text = "n: &n 0\nstages:\n- stage_id: *n\n  stage_output_payload_keys: [a]\n- stage_id: 1\n"
+    found = migrated(text)
+    assert (configs(found), found.unsaid) == ({0: ids("a"), 1: READS}, [])
+    assert found.text.startswith("n: &n 0\nstages:\n- stage_id: *n\n  engine_args:\n")
+
+
 # -- old keys ----------------------------------------------------------------------------------------
 
 
@@ -359,6 +401,31 @@ def test_an_old_key_without_a_sure_successor_is_listed_and_left(keys: dict[str, 
     assert found.unsaid == [
         Note(lines.index(f"    {key}: 1") + 3, f"{key} goes, and nothing says what takes its place here") for key in old
     ]
+
+
+def test_a_key_that_another_is_laid_over_is_listed_and_left() -> None:
+    """Two old names by a merge: with one name, what was under the other would be gone."""
+    text = """\
+b: &b
+  additional_information: {a: 1}
+stages:
+- stage_id: 0
+  extra:
+    <<: *b
+    runtime_additional_information: {b: 2}
+  other: {additional_information: 3}
+"""
+    found = migrated(text)
+    new, old = "model_intermediate_buffer", parse_yaml(text, "old.yaml").value
+    assert found.text == text.replace("other: {additional_information", f"other: {{{new}")
+    assert found.written == [Note(8, f"additional_information is {new} now")]
+    rest = f"is {new} now: rename it, and what it is laid over or shared with"
+    assert found.unsaid == [
+        Note(2, f"additional_information {rest}"),
+        Note(7, f"runtime_additional_information {rest}"),
+    ]
+    value: Any = parse_yaml(found.text, "new.yaml").value
+    assert isinstance(old, dict) and value["stages"][0]["extra"] == old["stages"][0]["extra"]
 
 
 # -- files that are none -----------------------------------------------------------------------------

@@ -122,6 +122,7 @@ def test_a_name_without_a_declared_axis_is_refused_for_every_request() -> None:
     """Also when its size is that of the step: nobody said that these are the step's tokens."""
     error = refusal(Output(rows(), {"codes": {"audio": rows()}}))
     assert error.facts["name"] == "codes.audio"
+    assert "MergeRules(row_axes=…)" in error.message
 
 
 @pytest.mark.parametrize("count", [2, 1, 3, 5, 7, 0])

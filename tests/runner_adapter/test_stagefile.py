@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from connector import errors
+from connector import errors, read_config
 from runner_adapter.config import AdapterConfig, TransferConfig
-from runner_adapter.stagefile import load_stages, read_stages, stage_of
+from runner_adapter.stagefile import handed_on, is_stage_file, load_stages, read_file, read_stages, stage_of
 
 ROOT = Path(__file__).parents[2]
 Write = Callable[[str], Path]
@@ -104,10 +106,21 @@ def test_a_stage_is_picked_by_its_id(write: Write) -> None:
     assert AdapterConfig.from_yaml(file, stage_id=0).ranks == "each"
     with pytest.raises(errors.ConfigError, match="it has 3 stages: name one") as refusal:
         stage_of(file)
-    assert refusal.value.facts["stages"] == ["0", "'talker'", "2"]
-    with pytest.raises(errors.ConfigError, match="there is no stage '0'") as refusal:
+    assert refusal.value.facts["stages"] == [0, "talker", 2]
+    with pytest.raises(errors.ConfigError, match="there is no stage '0'; did you mean 0, an int?") as refusal:
         stage_of(file, "0")
-    assert refusal.value.facts["stages"] == ["0", "'talker'", "2"]
+    assert str(refusal.value).endswith("[stages=[0, 'talker', 2]]")
+    with pytest.raises(errors.ConfigError, match="there is no stage 3 "):
+        stage_of(file, 3)
+    with pytest.raises(errors.ConfigError, match="there is no stage 4; did you mean '4', text?"):
+        stage_of(write("stages: [{stage_id: '4'}]\n"), 4)
+
+
+@pytest.mark.parametrize("stage_id", [True, 1.0, [1], b"1"])
+def test_an_id_that_can_be_no_stage_s_is_refused(write: Write, stage_id: Any) -> None:
+    """True is no 1."""
+    with pytest.raises(errors.UsageError, match="a stage's id is an int or text"):
+        TransferConfig.from_yaml(write("stages: [{stage_id: 1}]\n"), stage_id)
 
 
 def test_the_only_stage_needs_no_id(write: Write) -> None:
@@ -146,7 +159,7 @@ def test_the_only_stage_needs_no_id(write: Write) -> None:
         ("stages: []\nrunner_adapter: {}\n", "s.yaml:2: runner_adapter: this stands under engine_args"),
         ("stages:\n- stage_id: 0\nengine_args:\n  transfer_config: {enabled: false}\n", "s.yaml:3: engine_args: a file "
          "of stages has its sections in each stage's engine_args"),
-        ("pool: 1GiB\n", "s.yaml: this is no stage file: it holds none of engine_args, stages, stage_args"),
+        ("pool: 1GiB\n", "yaml: this is no stage file: it holds none of engine_args, stages, stage_args, base_config"),
         ("- 1\n", "s.yaml:1: the configuration must be a mapping"),
         ("", "this is no stage file"),
     ],
@@ -173,13 +186,96 @@ def test_all_problems_of_all_stages_are_told_at_once(write: Write) -> None:
 
 def test_other_fields_are_the_engines(write: Write) -> None:
     """However like ours they are named: an engine has a kv_transfer_config."""
-    file = write("engine_args: {kv_transfer_config: 7, model: null}\nruntime: 3\nedges: {}\n")
+    file = write(
+        "engine_args: {kv_transfer_config: {a: 1}, ec_transfer_config: {a: 1}, transfer: {}, transfer_confg: 7}\n"
+        "runtime: 3\nedges: {}\nstage: talker\nstage_id: 3\nstage_config: {}\nengine_extras: {}\n"
+    )
     assert load_stages(file) == {None: TransferConfig()}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("engine_args:\n  model: m\n  transfer_confg: {}\n", "3: engine_args.transfer_confg: .. 'transfer_config'?"),
+        ("engine_args:\n  transferconfig: {}\n", "2: engine_args.transferconfig: .. 'transfer_config'?"),
+        ("engine_args:\n  transfer-config: {}\n", "2: engine_args.transfer-config: .. 'transfer_config'?"),
+        ("engine_args:\n  Runner_Adaptor: {}\n", "2: engine_args.Runner_Adaptor: .. 'runner_adapter'?"),
+        ("engine_arg: {transfer_config: {}}\n", "1: engine_arg: .. 'engine_args'?"),
+        ("stage: [{stage_id: 0}]\n", "1: stage: .. 'stages'?"),
+        ("model: m\nstage_arg: [{stage_id: 0}]\n", "2: stage_arg: .. 'stage_args'?"),
+        ("base_confg: b.yaml\n", "1: base_confg: .. 'base_config'?"),
+        ("stages: []\ntransfer_confg: {}\n", "2: transfer_confg: .. 'transfer_config'?"),
+        ("stages:\n- stage_id: 0\n  engin_args: {}\n", "3: stages.0.engin_args: .. 'engine_args'?"),
+        ("stages:\n- stage_id: 0\n  transfer_confg: {}\n", "3: stages.0.transfer_confg: .. 'transfer_config'?"),
+        ("stage_args:\n- stage_id: 0\n- stage_id: 1\n  engine_args:\n    runer_adapter: {}\n",
+         "5: stage_args.1.engine_args.runer_adapter: .. 'runner_adapter'?"),
+    ],
+)  # fmt: skip
+def test_a_misspelled_section_is_no_field_of_the_engine(write: Write, text: str, told: str) -> None:
+    """It would be passed over, the stage hand nothing on, and its reader wait."""
+    assert is_stage_file(read_config(write(text)).values)
+    assert refused(write(text)).partition(" [")[0].endswith(
+        "s.yaml:" + told.replace("..", "there is no such section; did you mean")
+    )  # fmt: skip
+
+
+def test_a_misspelled_section_is_told_beside_all_other_problems(write: Write) -> None:
+    text = "stages:\n- stage_id: 0\n  engine_arg: {}\n- engine_args: {transfer_confg: {}}\n"
+    lines = refused(write(text)).splitlines()
+    assert [line.split(": ")[1] for line in lines] == [
+        "stages.0.engine_arg",
+        "stages.1.engine_args.transfer_confg",
+        "stages.1.stage_id",
+    ]
+
+
+def test_what_a_base_config_holds_is_not_read_and_that_is_told(write: Write) -> None:
+    """Its stages are its own; a file that only lies over others has none."""
+    assert read_file(write("base_config: b.yaml\n")) == ({}, "b.yaml")
+    with pytest.raises(errors.ConfigError, match="0 stages: name one; the stages of its base_config, b.yaml, are not"):
+        TransferConfig.from_yaml(write("base_config: b.yaml\n"))
+    over = write("base_config: b.yaml\nstages: [{stage_id: 0}]\n")
+    assert list(read_stages(over)) == [0]
+    with pytest.raises(errors.ConfigError, match="no stage 1; the stages of its base_config, b.yaml, are not read"):
+        stage_of(over, 1)
+    assert list(read_stages(write("base_config: b.yaml\nengine_args: {}\n"))) == [None]
+
+
+def config(**more: object) -> str:
+    """An enabled one as it stands in a file."""
+    templates = {"hidden_states": "{rid}-{layer_id}", "ids": "{rid}-{id_type}"}
+    return json.dumps({"enabled": True, "items": [], "key_templates": templates} | more)
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ("null", "hands nothing on and knows no key: it has no transfer_config"),
+        ("{enabled: false, items: [ids]}", "hands nothing on and knows no key: enabled: false"),
+        (config(), "hands nothing on: items: []"),
+        (config(items=["ids"], id_types=[]), "hands nothing on: id_types: []"),
+        (config(items=["ids"]), "hands on all id types"),
+        (config(items=["hidden_states", "ids"], id_types=["a", "b.c"]), "hands on all layers; id types a, b.c"),
+        (config(items=["ids", "hidden_states"], id_types=[], hidden_state_layers=[24, 0]), "hands on layers 24, 0"),
+    ],
+)
+def test_what_a_stage_hands_on_is_said_in_words(write: Write, section: str, told: str) -> None:
+    stage = stage_of(write(f"engine_args: {{transfer_config: {section}}}\n"))
+    assert handed_on(stage) == told
+    assert stage.transfer.sends is told.startswith("hands on")
+
+
+@pytest.mark.parametrize("path", [3, None, b"s.yaml", ["s.yaml"]])
+def test_what_is_no_path_is_refused(path: Any) -> None:
+    with pytest.raises(errors.UsageError, match="a stage file is named by its path"):
+        TransferConfig.from_yaml(path)
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match="there is no such file"):
         TransferConfig.from_yaml(tmp_path / "absent.yaml")
+    with pytest.raises(errors.ConfigError, match="this is no path: .*null"):
+        TransferConfig.from_yaml("a\0b")
 
 
 @pytest.mark.parametrize(

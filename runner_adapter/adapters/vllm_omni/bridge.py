@@ -52,7 +52,7 @@ class OmniBridge:
         """
         joined = self._joined()
         try:
-            size = joined.put(Place(str(from_stage), str(to_stage), put_key), data, self._put_timeout)
+            size = joined.put(_place(from_stage, to_stage, put_key), data, self._put_timeout)
         except errors.ConnectorError as error:
             self._count(failed_puts=1)
             if "key" not in error.facts:
@@ -68,7 +68,7 @@ class OmniBridge:
 
         The data is plain and owned: dicts, lists, numbers, texts, bytes, arrays and CPU tensors.
         Raises, once each: ProtocolViolation (what the key held is no payload of vLLM-Omni's), RequestAborted, Broken,
-        Unclaimed; after those the key holds nothing. And BrokerLost, ClientClosed.
+        Unclaimed; after those the key holds nothing. And InvalidPayload (the key is no text), BrokerLost, ClientClosed.
         """
         return self._get(from_stage, to_stage, get_key, 0.0)
 
@@ -90,9 +90,9 @@ class OmniBridge:
 
     def cleanup(self, request_id: str) -> None:
         """End what this very key holds, unread or not, on every edge. vLLM-Omni calls it for each chunk of a request
-        that was aborted. Raises BrokerLost, ClientClosed."""
+        that was aborted. Raises InvalidPayload (the key is no text), BrokerLost, ClientClosed."""
         joined = self._joined()
-        joined.drop(request_id)
+        joined.drop(_text(request_id))
         joined.sender.clean(request_id)
 
     def reap_consumed(self) -> None:
@@ -135,7 +135,7 @@ class OmniBridge:
         return joined
 
     def _get(self, from_stage: str, to_stage: str, key: str, seconds: float) -> tuple[Any, int] | None:
-        found = self._joined().take(Place(str(from_stage), str(to_stage), key), seconds)
+        found = self._joined().take(_place(from_stage, to_stage, key), seconds)
         if found is None:
             return None
         try:
@@ -150,6 +150,17 @@ class OmniBridge:
         with self._lock:
             for name, count in more.items():
                 self._counts[name] += count
+
+
+def _place(from_stage: object, to_stage: object, key: object) -> Place:
+    return Place(str(from_stage), str(to_stage), _text(key))
+
+
+def _text(key: object) -> str:
+    """5 and "5" would be one rid, and what was put under one be got under the other."""
+    if not isinstance(key, str):
+        raise errors.InvalidPayload("a key is text", key=repr(key)[:80], type=type(key).__name__)
+    return key
 
 
 def _number(config: dict[str, Any], name: str, default: float, whole: bool = False) -> Any:
