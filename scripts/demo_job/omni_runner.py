@@ -7,8 +7,9 @@ wait for it. With nothing to run, the loop waits on the edge.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -29,10 +30,14 @@ TICK = 0.2
 
 
 class StepOutput(NamedTuple):
-    """What a forward gives: an output in a form that StageOutput takes, and the rids whose output ends with it."""
+    """What a forward gives: an output in a form that StageOutput takes, and the rids whose output ends with it.
+
+    Requests that it failed on have no rows in the output.
+    """
 
     output: object
     ended: set[str]
+    failed: Mapping[str, Exception] = MappingProxyType({})
 
 
 class StageRunner(ABC):
@@ -197,7 +202,13 @@ class StageRunner(ABC):
             return
         starting = sum(row.prefill for row in plan.rows)
         self._station.steps.append((starting, len(plan.rows) - starting))
-        output, ended = self.forward(plan, embeds, **self.adapter.forward_kwargs(plan))
+        output, ended, failed = self.forward(plan, embeds, **self.adapter.forward_kwargs(plan))
+        for rid, error in failed.items():
+            self.adapter.fail(rid, error)
+        if failed:
+            plan = _without(plan, failed)
+        if not plan.rows:
+            return
         self.adapter.postprocess(plan, output)
         self.adapter.send(plan, output, last=ended)
         for rid in plan.rids:
@@ -222,3 +233,12 @@ class StageRunner(ABC):
         self._over.discard(rid)
         self._gone.append(rid)
         self.forget(rid)
+
+
+def _without(plan: StepPlan, rids: Container[str]) -> StepPlan:
+    """The plan of the other rows, each with the tokens that it had."""
+    rows = [row for row in plan.rows if row.rid not in rids]
+    generated = {row.rid: row.generated for row in rows}
+    starting = {row.rid for row in rows if row.prefill}
+    counts = {row.rid: row.tokens for row in rows}
+    return StepPlan.make(counts, counts, generated=generated, prefill=starting)

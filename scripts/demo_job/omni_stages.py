@@ -77,15 +77,18 @@ class ThinkerStage(StageRunner):
     ) -> StepOutput:
         """Rows of the layers [tokens, width]; the ids that were fed; with a prompt's rows, what its map holds."""
         outputs = self.runner.step(plan.rids)
+        failed = self.runner.failures()
+        if not outputs:
+            return StepOutput(None, set(), failed)
         layers = {n: torch.cat([output.hidden[n][0] for output in outputs.values()]) for n in self._layers}
         beside: dict[str, dict[str, Any]] = {name: {} for name in (PROMPT_IDS, OUTPUT_IDS, SPECIAL, GRID, LENGTHS)}
-        for row in plan.rows:
+        for row in [row for row in plan.rows if row.rid in outputs]:
             ids = outputs[row.rid].ids
             beside[PROMPT_IDS if row.prefill else OUTPUT_IDS][row.rid] = None if ids is None else ids[0]
             for name in (SPECIAL, GRID, LENGTHS) if row.prefill else ():
                 beside[name][row.rid] = model_intermediate_buffer[row.rid].get(name)
         ended = {rid for rid, output in outputs.items() if output.finished}
-        return StepOutput((layers[0], {"hidden_states": {"layers": layers}, **beside}), ended)
+        return StepOutput((layers[0], {"hidden_states": {"layers": layers}, **beside}), ended, failed)
 
     def forget(self, rid: str) -> None:
         if rid in self.runner:
@@ -130,11 +133,14 @@ class TalkerStage(StageRunner):
     ) -> StepOutput:
         """Rows of the last layer [tokens, width], and the frames that the decode rows were fed."""
         outputs = self.model.runner.step(plan.rids, embeds={row.rid: embeds[row.rid][None] for row in plan.decode})
+        failed = self.model.runner.failures()
+        if not outputs:
+            return StepOutput(None, set(), failed)
         self._drawn |= {rid: output.token for rid, output in outputs.items()}
         hidden = torch.cat([output.hidden[-1][0] for output in outputs.values()])
-        frames = {row.rid: model_intermediate_buffer[row.rid][CODES] for row in plan.decode}
+        frames = {row.rid: model_intermediate_buffer[row.rid][CODES] for row in plan.decode if row.rid in outputs}
         ended = {rid for rid, output in outputs.items() if output.finished}
-        return StepOutput((hidden, {CODES: frames}), ended)
+        return StepOutput((hidden, {CODES: frames}), ended, failed)
 
     def forget(self, rid: str) -> None:
         self._drawn.pop(rid, None)

@@ -135,15 +135,19 @@ def talk(models: Models, exact: bool) -> Talking:
 
 
 class Forwards:
-    """Counts the rows of each forward of a model while it is entered."""
+    """Counts the rows of each forward of a model, as it begins, while it is entered."""
 
     def __init__(self, model: Any) -> None:
         self.rows: list[int] = []
         self._model = model
 
     def __enter__(self) -> list[int]:
-        self._hook = self._model.register_forward_hook(lambda _, args, output: self.rows.append(len(output.logits)))
+        self._hook = self._model.register_forward_pre_hook(self._count, with_kwargs=True)
         return self.rows
+
+    def _count(self, module: Any, args: Any, inputs: Mapping[str, Any]) -> None:
+        fed = [inputs[name] for name in ("input_ids", "inputs_embeds", "decoder_input_ids") if name in inputs]
+        self.rows.append(next(len(rows) for rows in fed if rows is not None))
 
     def __exit__(self, *error: object) -> None:
         self._hook.remove()

@@ -307,7 +307,6 @@ WRONG_STEPS: dict[str, tuple[type[errors.ConnectorError], list[str], dict[str, t
     "ended": (errors.UsageError, ["a", "ended"], {}),
     "embeds for a prompt": (errors.UsageError, ["a", "new"], {"new": (1, 1, 48)}),
     "embeds for another": (errors.UsageError, ["a"], {"x": (1, 1, 48)}),
-    "embeds of two tokens": (errors.UsageError, ["a"], {"a": (1, 2, 48)}),
     "no embeds": (errors.UsageError, ["a", "fed"], {}),
 }
 

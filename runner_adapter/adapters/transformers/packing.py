@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -61,6 +61,27 @@ class ByRow(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def packable(cache: Cache) -> bool:
+    """Whether a layer of the cache is its tokens' keys and values and nothing else: then a row needs no mask."""
+    return type(cache) is DynamicCache and all(type(layer) is DynamicLayer for layer in cache.layers)
+
+
+def lengths(cache: Cache) -> list[int]:
+    """Tokens in each layer of a packable cache, for `cut_back`."""
+    layers: list[Any] = list(cache.layers)
+    return [layer.get_seq_length() for layer in layers]
+
+
+def cut_back(cache: Cache, tokens: Sequence[int]) -> None:
+    """The cache as it was when it had these lengths, whatever layers have been written since.
+
+    The lengths, and not the tensors, are kept over a forward: those would be each cache a second time.
+    """
+    layers: list[Any] = list(cache.layers)
+    for layer, length in zip(layers, tokens, strict=True):
+        layer.keys, layer.values = layer.keys[..., :length, :], layer.values[..., :length, :]
+
+
 class Rows(list[torch.Tensor]):
     """Keys or values of several requests, [1, heads, tokens, width] each, on their way from cache to attention."""
 
@@ -97,9 +118,23 @@ AttentionInterface.register(BY_REQUEST, _attend)
 AttentionMaskInterface.register(BY_REQUEST, sdpa_mask)
 
 
+def rope_types(model: Any) -> set[str]:
+    """How the decoder's layers make their rotations, by the library's names."""
+    rope: Any = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    by_kind = [rope, *(value for value in rope.values() if isinstance(value, Mapping))]
+    return {str(kind["rope_type"]) for kind in by_kind if "rope_type" in kind}
+
+
 def enable(model: Any) -> None:
-    """Let the model's attention be cut by request; calls of one request are as before. UsageError if it is not sdpa."""
+    """Let the model's attention be cut by request; calls of one request are as before.
+
+    UsageError: it is not sdpa; the rotations of all rows depend on the longest one.
+    """
     decoder = model.config.get_text_config(decoder=True)
+    if "longrope" in rope_types(model):
+        raise errors.UsageError(
+            "the rotations of packed rows would be those of the longest one; use exact=True", model=type(model).__name__
+        )
     if decoder._attn_implementation not in (ATTENTION, BY_REQUEST):
         raise errors.UsageError(
             "packed decode rows need another attention; load the model with it, or use exact=True",

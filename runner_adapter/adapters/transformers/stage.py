@@ -10,15 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache
-from transformers.generation import GenerationMode
 from transformers.utils import ModelOutput
 
 from connector import errors
-from runner_adapter.adapters.transformers import packing
-
-#: Arguments of generate() that have no meaning for a request that is run step by step.
-_REFUSED = ("assistant_model", "cache", "custom_generate", "past_key_values", "streamer", "synced_gpus")
-_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+from runner_adapter.adapters.transformers import packing, prompts
+from runner_adapter.hooks import Failures, isolated
 
 
 class RowOutput(NamedTuple):
@@ -35,14 +31,12 @@ class RowOutput(NamedTuple):
     hidden: dict[int, torch.Tensor]
 
 
-class _Prepared(NamedTuple):
-    """What generate() makes of its arguments before its first forward."""
+class _Made(NamedTuple):
+    """What a forward gave, a row for each of its requests."""
 
-    ids: torch.Tensor
-    processors: Any
-    criteria: Any
-    config: Any
-    kwargs: dict[str, Any]
+    outputs: Any
+    logits: torch.Tensor
+    layers: Sequence[torch.Tensor]
 
 
 @dataclass(slots=True)
@@ -75,15 +69,27 @@ class HfStageRunner:
 
     `exact=True`: a forward for each request; equal bits are certain. `exact=False`: the decode rows of a step share
     one forward, several times as fast in a small model; equal bits were measured, see `packing`. A request whose
-    prompt has a padding mask is not packed. `layers`: the hidden states that are wanted.
+    prompt has a padding mask is not packed, nor one whose cache keeps more or less than the keys and values of all its
+    tokens (a sliding window, a recurrent state). `layers`: the hidden states that are wanted.
 
-    A step that raises leaves its requests in no known state: remove them. Not for several threads.
+    A request that a step fails on leaves with all that was kept for it; the others go on as if it had not been there,
+    and `failures` tells it. KeyboardInterrupt and its like pass, and leave the requests of the step in no known state:
+    remove them. Not for several threads.
+
+    UsageError: the model has no such layer; its rotations depend on other requests; packed rows need another attention.
     """
 
     def __init__(self, model: Any, *, exact: bool = True, layers: Sequence[int] = ()) -> None:
         self._model = model
         self._exact = exact
-        self._layers = tuple(layers)
+        if "dynamic" in packing.rope_types(model):
+            raise errors.UsageError(
+                "the model's rotations depend on the requests before", model=type(model).__name__, rope="dynamic"
+            )
+        self._layers = prompts.check_layers(model, layers)
+        self._limits = prompts.Limits(model)
+        #: Requests that failed, until they are told.
+        self._failed: dict[str, Exception] = {}
         self._requests: dict[str, _Request] = {}
         if not exact:
             packing.enable(model)
@@ -101,38 +107,20 @@ class HfStageRunner:
         """A new request; `inputs` are those of generate(), tensors on the model's device. Encoders may run.
 
         A prompt of `inputs_embeds` is fed by embeds to its end: `step` must be given those of each decode row.
-        UsageError: the rid is there; more than one prompt; beams, or what cannot be run step by step; a sampled
-        request without a seed.
+        UsageError: the rid is there; more than one prompt; beams, or what cannot be run step by step; a cache of fixed
+        length; what generate() itself does not take; a seed that is none, or a sampled request without. InvalidPayload:
+        ids outside the vocabulary; embeds of another width; a dtype or device that is not the model's; a prompt that is
+        empty, or longer than the model has positions. Then nothing is kept of it.
         """
         if rid in self._requests:
             raise errors.UsageError("the request is there already", rid=rid)
-        refused = [name for name in _REFUSED if name in inputs]
-        if refused:
-            raise errors.UsageError("a request that runs step by step takes no such argument", rid=rid, given=refused)
         if self._layers:
             inputs["output_hidden_states"] = True
-        prepared: _Prepared = self._model.generate(**inputs, custom_generate=_prepared)
-        cache = self._check(rid, prepared, seed)
+        prepared, cache = prompts.prepare(self._model, self._limits, rid, seed, inputs)
         generator = None if seed is None else torch.Generator(prepared.ids.device).manual_seed(seed)
         self._requests[rid] = _Request(rid, *prepared, cache, generator)
-
-    def _check(self, rid: str, prepared: _Prepared, seed: int | None) -> Cache:
-        """The request's cache, by whatever name this version of the library hands it on."""
-        config = prepared.config
-        mode = config.get_generation_mode()
-        caches = [value for value in prepared.kwargs.values() if isinstance(value, Cache)]
-        wrong = {
-            "only greedy and sampled requests run step by step": mode not in _MODES,
-            "one request is one prompt": prepared.ids.shape[0] != 1,
-            "a prompt is read in one forward": config.prefill_chunk_size is not None,
-            "a request needs its cache": not config.use_cache or not caches,
-            "a request's tensors must be on the model's device": prepared.ids.device != self._model.device,
-            "a sampled request needs a seed": config.do_sample and seed is None,
-        }
-        for what, so in wrong.items():
-            if so:
-                raise errors.UsageError(what, rid=rid, mode=str(mode.value), prompts=prepared.ids.shape[0])
-        return caches[0]
+        # Of a former request with this rid nobody asked.
+        self._failed.pop(rid, None)
 
     def remove(self, rid: str) -> None:
         """The request leaves, ended or not, with all that was kept for it. UnknownRequest if it is not there."""
@@ -143,7 +131,7 @@ class HfStageRunner:
         """Keep the request's state, its cache in host memory, until a step names it. UnknownRequest."""
         request = self._request(rid)
         request.waiting = True
-        for layer in request.cache.layers:
+        for layer in prompts.cache_layers(request.cache):
             layer.offload()
 
     def generator(self, rid: str) -> torch.Generator | None:
@@ -165,51 +153,100 @@ class HfStageRunner:
         Without `rids`: all that have not ended and are not preempted. A preempted request that is named goes on.
         `embeds` are given to decode rows instead of their last id, [1, 1, width] by rid. UnknownRequest; UsageError: a
         rid twice or ended, embeds missing, not decoding or not in the step. Then nothing was done.
+
+        What one request fails on is its own: its embeds do not fit (InvalidPayload), its forward, a processor or its
+        draw raises. It has no result and is in `failures`. Rows that share a forward which raises are run again alone.
         """
         live = [request.rid for request in self._requests.values() if not (request.finished or request.waiting)]
         rows = [self._request(rid) for rid in (live if rids is None else rids)]
         given = dict(embeds or {})
         _check_step(rows, given)
+        failures: dict[str, Exception] = {}
         for request in rows:
-            if request.waiting:
-                request.waiting = False
-                for layer in request.cache.layers:
-                    layer.prefetch()
+            with isolated(failures, [request.rid], "the beginning of a step"):
+                self._take_up(request, given)
         results: dict[str, RowOutput] = {}
-        decoding = [request for request in rows if request.started]
+        decoding = [request for request in rows if request.started and request.rid not in failures]
         for request in rows:
-            if not request.started:
-                results |= self._forward([request], given)
+            if not request.started and request.rid not in failures:
+                results |= self._forward([request], given, failures)
         # The library runs decode forwards under this, too: it chooses how experts are computed.
         with self._model._optimize_model_for_decode() if decoding else nullcontext():
             for group in self._groups(decoding, given):
-                results |= self._forward(group, given)
-        return {request.rid: results[request.rid] for request in rows}
+                results |= self._forward(group, given, failures)
+        for rid in failures:
+            del self._requests[rid]
+        self._failed |= failures
+        return {request.rid: results[request.rid] for request in rows if request.rid in results}
+
+    def failures(self) -> dict[str, Exception]:
+        """The first error of each request that failed in a step since the last call, each once. They have left."""
+        found, self._failed = self._failed, {}
+        return found
+
+    def _take_up(self, request: _Request, given: Mapping[str, torch.Tensor]) -> None:
+        """What the request has been given fits, and its cache is on the device."""
+        if request.rid in given:
+            self._limits.check_embeds(request.rid, given[request.rid], tokens=1)
+        if request.waiting:
+            request.waiting = False
+            for layer in prompts.cache_layers(request.cache):
+                layer.prefetch()
 
     def _groups(self, decoding: list[_Request], given: Container[str]) -> list[list[_Request]]:
         """Requests that share a forward, those with embeds and those with ids; or each its own."""
         groups: dict[object, list[_Request]] = {}
         for request in decoding:
-            alone = self._exact or request.kwargs.get("attention_mask") is not None
+            padded = request.kwargs.get("attention_mask") is not None
+            alone = self._exact or padded or not packing.packable(request.cache)
             groups.setdefault(request.rid if alone else request.rid in given, []).append(request)
         return list(groups.values())
 
-    def _forward(self, group: list[_Request], given: Mapping[str, torch.Tensor]) -> dict[str, RowOutput]:
-        inputs = [self._inputs(request, given.get(request.rid)) for request in group]
-        alone = len(group) == 1
-        with nullcontext() if alone else packing.ByRow():
-            outputs = self._model(**(inputs[0] if alone else packing.pack(inputs)), return_dict=True)
-        logits = outputs.logits[:, -1].to(copy=True, dtype=torch.float32)
-        layers = _layers(outputs.hidden_states) if self._layers else ()
+    def _forward(
+        self, group: Sequence[_Request], given: Mapping[str, torch.Tensor], failures: Failures
+    ) -> dict[str, RowOutput]:
+        """The group's rows, in one forward if it can be."""
+        fed: dict[str, dict[str, Any]] = {}
+        for request in group:
+            with isolated(failures, [request.rid], "prepare_inputs_for_generation"):
+                fed[request.rid] = self._inputs(request, given.get(request.rid))
+        ready = [request for request in group if request.rid in fed]
         results: dict[str, RowOutput] = {}
-        for i, (request, fed) in enumerate(zip(group, inputs, strict=True)):
-            # A packed forward's outputs are everyone's; the keys are in the request's own cache already.
-            self._go_on(request, outputs if alone else None)
-            row = slice(i, i + 1)
-            token = self._draw(request, logits[row])
-            hidden = {layer: layers[layer][row] for layer in self._layers}
-            results[request.rid] = RowOutput(token, request.finished, fed.get("input_ids"), logits[row], hidden)
+        made = self._together(ready, fed) if len(ready) > 1 else None
+        for i, request in enumerate(ready):
+            with isolated(failures, [request.rid], "forward"):
+                inputs = fed[request.rid]
+                if made is None:
+                    results[request.rid] = self._result(request, inputs, self._call(inputs), None)
+                else:
+                    results[request.rid] = self._result(request, inputs, made, i)
         return results
+
+    def _together(self, ready: Sequence[_Request], fed: Mapping[str, dict[str, Any]]) -> _Made | None:
+        """One forward for all rows. None if it raises: then each cache is as before, for a forward of its own."""
+        before = [packing.lengths(request.cache) for request in ready]
+        broken: dict[str, Exception] = {}
+        with isolated(broken, [request.rid for request in ready], "the forward of all these, now run one by one,"):
+            with packing.ByRow():
+                return self._call(packing.pack([fed[request.rid] for request in ready]))
+        for request, tokens in zip(ready, before, strict=True):
+            packing.cut_back(request.cache, tokens)
+        return None
+
+    def _call(self, inputs: Mapping[str, Any]) -> _Made:
+        outputs = self._model(**inputs, return_dict=True)
+        logits = outputs.logits[:, -1].to(copy=True, dtype=torch.float32)
+        return _Made(outputs, logits, _layers(outputs.hidden_states) if self._layers else ())
+
+    def _result(self, request: _Request, fed: Mapping[str, Any], made: _Made, shared: int | None) -> RowOutput:
+        """The request's next id, and its own of what the forward made: all, or of a shared one this row."""
+        # A packed forward's outputs are everyone's; the keys are in the request's own cache already.
+        self._go_on(request, made.outputs if shared is None else None)
+        row = slice(shared or 0, (shared or 0) + 1)
+        logits = made.logits[row]
+        token = self._draw(request, logits)
+        hidden = {layer: made.layers[layer][row] for layer in self._layers}
+        return RowOutput(token, request.finished, fed.get("input_ids"), logits, hidden)
 
     def _inputs(self, request: _Request, embeds: torch.Tensor | None) -> dict[str, Any]:
         """The forward's inputs, as generate() makes them; with `embeds` in the place of the last id."""
@@ -239,6 +276,9 @@ class HfStageRunner:
         scores = request.processors(request.ids, logits.clone())
         if request.config.do_sample:
             odds = torch.nn.functional.softmax(scores, dim=-1)
+            # On a CUDA device a draw from such odds ends the device's use for all requests.
+            if not odds.isfinite().all():
+                raise errors.InvalidPayload("nothing can be drawn: the scores are not finite", rid=request.rid)
             token = torch.multinomial(odds, num_samples=1, generator=request.generator)
         else:
             token = torch.argmax(scores, dim=-1, keepdim=True)
@@ -251,13 +291,6 @@ class HfStageRunner:
         if request is None:
             raise errors.UnknownRequest("the runner has no such request", rid=rid)
         return request
-
-
-def _prepared(
-    model: Any, input_ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **kwargs: Any
-) -> _Prepared:
-    """Called by generate() in the place of its own loop."""
-    return _Prepared(input_ids, logits_processor, stopping_criteria, generation_config, kwargs)
 
 
 def _layers(states: Any) -> tuple[torch.Tensor, ...]:
@@ -277,7 +310,6 @@ def _check_step(rows: Sequence[_Request], given: Mapping[str, torch.Tensor]) -> 
         if not request.started and request.rid in given:
             raise errors.UsageError("embeds are for decode rows; the request has not read its prompt", rid=request.rid)
         seen.add(request.rid)
-    for rid, embeds in given.items():
-        if rid not in seen or embeds.shape[:-1] != (1, 1):
-            shape = f"{list(embeds.shape)}"
-            raise errors.UsageError("embeds are [1, 1, width], for a request of the step", rid=rid, shape=shape)
+    for rid in given:
+        if rid not in seen:
+            raise errors.UsageError("embeds are for a request of the step", rid=rid)
