@@ -6,9 +6,10 @@ Batched forms of the hooks are not called: in one call of many, one request's fa
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -25,6 +26,7 @@ Failures = MutableMapping[str, Exception]
 Extras = Mapping[str, Mapping[str, Any]]
 #: What preprocess puts in its update for talker_mtp: the last hidden state and the text step.
 MTP_INPUTS = "mtp_inputs"
+T = TypeVar("T")
 
 
 class Maps(Protocol):
@@ -46,6 +48,15 @@ class MtpInput(NamedTuple):
 
 
 MtpInputs = list[MtpInput]
+
+
+class _Prepared(NamedTuple):
+    """What preprocess gave for a row, checked but for its width: embeds [n, width] and a copy of the update."""
+
+    row: Row
+    ids: object
+    embeds: torch.Tensor
+    update: dict[str, Any]
 
 
 @contextmanager
@@ -73,9 +84,15 @@ class Hooks:
     A request whose hook raises, gives what does not fit (InvalidPayload) or whose update is refused is in `failures`
     with its first error; its rows and its map are as they were, and the others go on. A request that is there
     already is not called, nor is a row without tokens.
+
+    `width`: of the embeds that preprocess gives, for steps that bring none of their own; UsageError if it is no
+    int of 1 or more.
     """
 
-    def __init__(self, model: object) -> None:
+    def __init__(self, model: object, *, width: int | None = None) -> None:
+        if width is not None and (isinstance(width, bool) or not isinstance(width, int) or width < 1):
+            raise errors.UsageError("the width of a model's embeds is an int of 1 or more", width=repr(width)[:80])
+        self._width = width
         self._preprocess = _hook(model, "preprocess")
         self._postprocess = _hook(model, "postprocess")
         self.has_talker_mtp = self._preprocess is not None and getattr(model, "talker_mtp", None) is not None
@@ -93,34 +110,58 @@ class Hooks:
         """Let the model prepare each row: `preprocess(input_ids=, input_embeds=, **map) -> (ids, embeds, update)`.
 
         `input_ids` [tokens] and `inputs_embeds` [tokens, width] are written in place and returned. Without
-        `inputs_embeds` every request gets None, whoever came before it, and they are made from the first result,
-        zero where nobody wrote. The hook is given copies of its rows, and as keywords the request's nested map,
-        its `extras` and `request_id`; the last wins. Its embeds [n, width] go to the first rows of the span, its
-        ids too if there are as many; the update is merged, but `mtp_inputs` are kept out of the buffer.
+        `inputs_embeds` every request gets None, whoever came before it, and they are made with the dtype and device of
+        most results, zero where nobody wrote. The hook is given copies of its rows, and as keywords the request's
+        nested map, its `extras` and `request_id`; the last wins. Its embeds [n, width] go to the first rows of the
+        span, its ids too if there are as many; the update is merged, but `mtp_inputs` are kept out of the buffer.
+
+        A request whose embeds have another width than the step's fails alone. The step's is that of `inputs_embeds`;
+        without them the one that these hooks were made with; and if they were made with none, that of most results, or
+        of the first one where as many have another: a single good request cannot be told from a single bad one then.
         """
         mtp_inputs: MtpInputs = []
-        if (hook := self._preprocess) is None:
+        if self._preprocess is None:
             return input_ids, inputs_embeds, mtp_inputs
         decoding = {row.rid for row in plan.decode} if self.has_talker_mtp else set()
+        results: Iterable[_Prepared] = self._called(plan, buffer, input_ids, inputs_embeds, extras or {}, failures)
         prepared = inputs_embeds
-        for row in plan.rows:
-            if row.rid in failures or not row.tokens:
-                continue
+        if prepared is None:
+            results = list(results)
+            prepared = _zeros(results, self._width, input_ids.shape[0])
+        for row, ids, embeds, update in results:
             with isolated(failures, [row.rid], "preprocess"):
-                keywords = _keywords(buffer, row.rid, (extras or {}).get(row.rid, {}))
-                given = hook(input_ids=_rows(input_ids, row), input_embeds=_rows(inputs_embeds, row), **keywords)
-                ids, embeds, update = _prepared(given, row.rid, prepared)
+                step = _fitting(embeds, prepared, self._width, row.rid)
                 mtp = update.pop(MTP_INPUTS, None) if self.has_talker_mtp else None
                 ready = _mtp_input(mtp, row) if row.rid in decoding else None
                 # All that can be refused comes before the first row is written.
                 if update:
                     buffer.merge(row.rid, update)
-                if prepared is None:
-                    prepared = embeds.new_zeros(input_ids.shape[0], embeds.shape[1])
-                _write(ids, embeds, row, input_ids, prepared)
+                _write(ids, embeds, row, input_ids, step)
                 if ready is not None:
                     mtp_inputs.append(ready)
         return input_ids, prepared, mtp_inputs
+
+    def _called(
+        self,
+        plan: StepPlan,
+        buffer: Maps,
+        input_ids: torch.Tensor,
+        inputs_embeds: torch.Tensor | None,
+        extras: Extras,
+        failures: Failures,
+    ) -> Iterator[_Prepared]:
+        """The hook, row by row."""
+        assert self._preprocess is not None
+        for row in plan.rows:
+            if row.rid in failures or not row.tokens:
+                continue
+            result: _Prepared | None = None
+            with isolated(failures, [row.rid], "preprocess"):
+                keywords = _keywords(buffer, row.rid, extras.get(row.rid, {}))
+                mine, step = _rows(input_ids, row), _rows(inputs_embeds, row)
+                result = _prepared(self._preprocess(input_ids=mine, input_embeds=step, **keywords), row)
+            if result is not None:
+                yield result
 
     def postprocess(
         self,
@@ -180,22 +221,40 @@ def _rows(step: torch.Tensor | None, row: Row) -> torch.Tensor | None:
     return None if step is None else step[row.start : row.stop].clone()
 
 
-def _prepared(given: object, rid: str, step: torch.Tensor | None) -> tuple[object, torch.Tensor, dict[str, Any]]:
-    """What preprocess gave, checked: ids, embeds [n, width of the step's] and a copy of the update."""
+def _prepared(given: object, row: Row) -> _Prepared:
     if not isinstance(given, tuple | list) or len(given) != 3:
-        raise errors.InvalidPayload("preprocess gives (ids, embeds, update)", rid=rid, given=type(given).__name__)
+        raise errors.InvalidPayload("preprocess gives (ids, embeds, update)", rid=row.rid, given=type(given).__name__)
     ids, embeds, update = given
     if not isinstance(embeds, torch.Tensor) or embeds.ndim != 2:
         found = f"{list(embeds.shape)}" if isinstance(embeds, torch.Tensor) else type(embeds).__name__
-        raise errors.InvalidPayload("the embeds of preprocess are a tensor [tokens, width]", rid=rid, given=found)
-    if step is not None and embeds.shape[1:] != step.shape[1:]:
+        raise errors.InvalidPayload("the embeds of preprocess are a tensor [tokens, width]", rid=row.rid, given=found)
+    return _Prepared(row, ids, embeds.detach(), _update(update, row.rid))
+
+
+def _zeros(results: Sequence[_Prepared], width: int | None, tokens: int) -> torch.Tensor | None:
+    """A step's embeds, [tokens, width], as most results have them; None if none has the width."""
+    if width is None:
+        width = _most_common(result.embeds.shape[1] for result in results)
+    like = _most_common((one.embeds.dtype, one.embeds.device) for one in results if one.embeds.shape[1] == width)
+    return None if width is None or like is None else torch.zeros(tokens, width, dtype=like[0], device=like[1])
+
+
+def _most_common(several: Iterable[T]) -> T | None:
+    """Of those that are as frequent the first; None if there are none."""
+    counts = Counter(several)
+    return max(counts, key=counts.__getitem__, default=None)
+
+
+def _fitting(embeds: torch.Tensor, step: torch.Tensor | None, width: int | None, rid: str) -> torch.Tensor:
+    """The step's embeds, for a row's of the same width."""
+    if step is None or embeds.shape[1:] != step.shape[1:]:
         raise errors.InvalidPayload(
             "the embeds of preprocess have another width than the step's",
             rid=rid,
             size=embeds.shape[1],
-            limit=step.shape[1],
+            limit=width if step is None else step.shape[-1],
         )
-    return ids, embeds.detach(), _update(update, rid)
+    return step
 
 
 def _update(update: object, rid: str) -> dict[str, Any]:

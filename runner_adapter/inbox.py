@@ -162,7 +162,11 @@ class Inbox:
         the next request's. Before anything has come none is known: what others still send of such a request would be
         the next one's, so let it be aborted first. Raises as `Node.finish` does.
         """
-        fresh = self._absorb()
+        try:
+            fresh = self._absorb()
+        except errors.BrokerLost:
+            # Nothing comes any more. What is here is dropped all the same, and the finish is said when it is back.
+            fresh = []
         self._arrivals.end_front(rid)
         self._asked(rid)
         if rid in self._arrivals.lives:

@@ -94,8 +94,8 @@ class Outbox:
         return self._streams[rid].chunks if rid in self._streams else 0
 
     def begin(self, rid: str) -> None:
-        """A request of the rid begins in this stage, which may end it without a chunk: `finish` it in any case. An abort
-        that was heard before was a former one's."""
+        """A request of the rid begins in this stage, which may end it without a chunk: `finish` it in any case. An
+        abort that was heard before was a former one's."""
         if rid not in self._streams:
             self._streams[rid] = Stream(rid)
             self._do(partial(self._sender.begin, rid))

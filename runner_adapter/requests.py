@@ -49,10 +49,10 @@ class Requests:
         """Apply a step: `finished` leave, then `new` enter, then `scheduled` run, in batch order.
 
         Raises UnknownRequest, with near matches, for a scheduled rid that is not live then; UsageError for a rid
-        twice in `new` or `scheduled`, or a str in place of several; InvalidPayload for what is no rid. The step
+        twice in `new` or `scheduled`, or what is not several rids; InvalidPayload for what is no rid. The step
         then changed nothing.
         """
-        removed = tuple(dict.fromkeys(_rids("finished", finished)))
+        removed = tuple(dict.fromkeys(rids_of("finished", finished)))
         entering, rows = _once("new", new), _once("scheduled", scheduled)
         gone = set(removed)
         stayed = {rid: None for rid in self._live if rid not in gone}
@@ -104,14 +104,17 @@ def unknown(rid: str, live: Iterable[str], message: str) -> errors.UnknownReques
     return errors.UnknownRequest(message, rid=rid, near=near or None)
 
 
-def _rids(what: str, several: Iterable[str]) -> tuple[str, ...]:
+def rids_of(what: str, several: object) -> tuple[str, ...]:
+    """The rids that an argument, `what`, gives; UsageError if it is a str or not iterable, and as `check_rid`."""
     if isinstance(several, str):
         raise errors.UsageError(f"`{what}` takes several rids, not one str", rid=several)
+    if not isinstance(several, Iterable):
+        raise errors.UsageError(f"`{what}` takes several rids, such as a list", given=type(several).__name__)
     return tuple(check_rid(rid) for rid in several)
 
 
 def _once(what: str, several: Iterable[str]) -> tuple[str, ...]:
-    rids = _rids(what, several)
+    rids = rids_of(what, several)
     if len(set(rids)) < len(rids):
         twice = next(rid for rid in rids if rids.count(rid) > 1)
         raise errors.UsageError(f"a rid stands twice in `{what}` of one step", rid=twice)

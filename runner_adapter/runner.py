@@ -11,6 +11,7 @@ import torch
 
 from connector import ConnectorError, errors
 from runner_adapter import phases
+from runner_adapter.arguments import brings_nothing, check_inputs, check_optional, error_of, mapping_of, plan_of
 from runner_adapter.buffer import ModelIntermediateBuffer
 from runner_adapter.config import AdapterConfig, TransferConfig
 from runner_adapter.failing import Failing
@@ -23,7 +24,7 @@ from runner_adapter.outbox import Outbox
 from runner_adapter.outputs import StageOutput, cut
 from runner_adapter.phases import Phase
 from runner_adapter.plan import StepPlan
-from runner_adapter.requests import Requests, StepChange, unknown
+from runner_adapter.requests import Requests, StepChange, check_rid, rids_of, unknown
 from runner_adapter.staging import DeviceRows
 from runner_adapter.talker import Talker
 from runner_adapter.values import Device
@@ -63,13 +64,17 @@ class RunnerAdapter:
     `inbox` and `outbox` may be None: a first stage reads nothing, a last one sends nothing. A stage that only reads
     gives its node's `abort`, by which the others are told of a failure; a stage that sends tells them through its
     outbox. `form` is that of the maps which forward is given: "keys", "names" or "nested" (maps.py). `rows` are the
-    names whose rows `stage` lays where a captured graph reads them. In migration phases 1 and 2 hooks and engines may
-    give values that are no tensors, which become tensors (migration.md); in phase 3 that is a failure.
+    names whose rows `stage` lays where a captured graph reads them. `width` is that of the embeds which the model's
+    preprocess gives, for a runner that passes none of its own (`Hooks.preprocess`); by default the talker's. In
+    migration phases 1 and 2 hooks and engines may give values that are no tensors, which become tensors (migration.md);
+    in phase 3 that is a failure.
 
     UsageError: a stage that only reads without `abort`; a model whose preprocess gives `mtp_inputs` without a `talker`.
 
     A request that fails anywhere is out of the later parts of the step and of later steps, until it is finished; its
     input and output are aborted, so that the other stages hear at once. `failures` tells the runner, once each.
+
+    Every method raises UsageError, or InvalidPayload for what is no rid, for an argument of another type.
     """
 
     def __init__(
@@ -85,12 +90,15 @@ class RunnerAdapter:
         abort: Callable[[str, str], object] | None = None,
         talker: Talker | None = None,
         rows: DeviceRows | None = None,
+        width: int | None = None,
         aux_layers: Sequence[int] = (),
         form: Form = "keys",
     ) -> None:
         if inbox is not None and outbox is None and abort is None:
             raise errors.UsageError("a stage that only reads needs its node's abort, to tell the others of failures")
-        self.hooks, self.talker, self.rows = Hooks(model), talker, rows
+        if width is None and talker is not None:
+            width = talker.width
+        self.hooks, self.talker, self.rows = Hooks(model, width=width), talker, rows
         if self.hooks.has_talker_mtp and talker is None:
             raise errors.UsageError(
                 "the model has talker_mtp, and what its preprocess gives for it would be lost: "
@@ -136,8 +144,9 @@ class RunnerAdapter:
 
         Raises as `Requests.step` does; then nothing has changed. A first map that is refused is its request's failure.
         """
-        initial: Initial = new if isinstance(new, Mapping) else dict.fromkeys(new)
-        change = self.requests.step(finished=finished, new=initial, scheduled=scheduled)
+        entering = rids_of("new", new)
+        initial: Initial = new if isinstance(new, Mapping) else dict.fromkeys(entering)
+        change = self.requests.step(finished=finished, new=entering, scheduled=scheduled)
         self._forget(change.removed)
         for rid in change.added:
             # What a row of no request failed at is not the request's that has its id now.
@@ -146,7 +155,7 @@ class RunnerAdapter:
                 if end is not None:
                     end.begin(rid)
             self.buffer.add(rid)
-            if initial[rid]:
+            if not brings_nothing(initial[rid]):
                 self._update(rid, self.buffer.merge, initial[rid])
         for rid in change.resegmented:
             self._update(rid, self.buffer.new_segment, initial[rid])
@@ -171,7 +180,7 @@ class RunnerAdapter:
         What is refused is its request's failure; what is a finished request's is dropped and counted. UnknownRequest:
         a rid that is neither.
         """
-        for rid, update in maps.items():
+        for rid, update in mapping_of("maps", maps).items():
             if rid not in self._failed:
                 self._update(rid, self.buffer.replace if replace else self.buffer.merge, update)
 
@@ -186,7 +195,11 @@ class RunnerAdapter:
     def receive(self) -> Received:
         """Merge what has come for the requests of this step, new and decoding alike; does not wait.
 
-        One merge a request and step, however many payloads came. UsageError if the step has received already.
+        One merge a request and step, however many payloads came. What is refused is its request's failure: neither
+        `fresh` nor `ended` names it.
+
+        UsageError if the step has received already. Otherwise raises as `Edge.poll` does: BrokerLost once the broker
+        has stayed away for longer than it takes to start one again.
         """
         if self._received == self.requests.steps:
             raise errors.UsageError("a step receives once", step=self.requests.steps)
@@ -199,21 +212,24 @@ class RunnerAdapter:
             self._failed.add(rid, error, ended=isinstance(error, errors.RequestAborted))
         for rid, error in refused.items():
             self.fail(rid, error)
-        self._ended |= arrived.ended
-        return Received({rid for rid in arrived.payloads if rid not in self._failed}, arrived.ended)
+        ended = {rid for rid in arrived.ended if rid not in self._failed}
+        self._ended |= ended
+        return Received({rid for rid in arrived.payloads if rid not in self._failed}, ended)
 
     def waiting(self, rids: Iterable[str]) -> set[str]:
-        """Those whose next input is still to come: a scheduler leaves them out of the step, or they run without it."""
-        return set() if self.inbox is None else self.inbox.waiting(rids)
+        """Those whose next input is still to come: a scheduler leaves them out of the step, or they run without it.
+        Raises as `Edge.poll` does."""
+        asked = rids_of("rids", rids)
+        return set() if self.inbox is None else self.inbox.waiting(asked)
 
     def wait(self, timeout: float) -> bool:
         """With nothing to run: sleep until input comes, of whichever request; False if none does within `timeout`
-        seconds, or if the stage reads nothing."""
+        seconds, or if the stage reads nothing. Raises as `Edge.wait` does: BrokerLost if the broker is away then."""
         return self.inbox is not None and self.inbox.wait(timeout)
 
     def input_ended(self, rid: str) -> bool:
-        """Whether all of the request's input has been received."""
-        return rid in self._ended
+        """Whether all of the request's input has been received, and none of it refused."""
+        return check_rid(rid) in self._ended
 
     # -- around the forward -----------------------------------------------------------------------
 
@@ -228,13 +244,20 @@ class RunnerAdapter:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The model's preprocess for each row, then talker_mtp for the decode rows: (ids [tokens], embeds [tokens,
         width] or None), written in place where they were given. See `Hooks.preprocess` and `Talker.run`."""
+        check_inputs(plan_of(plan), input_ids, inputs_embeds, extras=extras, seeds=seeds)
         ids, embeds, mtp_inputs = self.hooks.preprocess(
             plan, self.buffer, input_ids, inputs_embeds, extras=extras, failures=self._failed.errors
         )
         if self.talker is not None:
             self.talker.run(mtp_inputs, self.buffer, ids, embeds, seeds=seeds, failures=self._failed.errors)
-        self._failed.settle()
+        self._settle()
         return ids, embeds
+
+    def _settle(self) -> None:
+        """Tell the other stages of what hooks failed at. What a row of no request failed at is nobody's."""
+        for rid in [rid for rid in self._failed.errors if rid not in self.requests]:
+            self._failed.forget(rid)
+        self._failed.settle()
 
     def stage(self, plan: StepPlan) -> dict[str, torch.Tensor]:
         """The step's rows of the declared names, [padded rows or tokens, *shape] by name, at the addresses that a
@@ -245,14 +268,14 @@ class RunnerAdapter:
         """
         if self.rows is None:
             raise errors.UsageError("nothing says which rows are staged: pass rows=DeviceRows(…)")
-        staged = self.rows.stage(gather(self.buffer, plan, "names"), plan)
+        staged = self.rows.stage(gather(self.buffer, plan_of(plan), "names"), plan)
         for rid, error in staged.failures.items():
             self.fail(rid, error)
         return staged.views
 
     def gather(self, plan: StepPlan) -> BatchMaps:
         """The maps of this step's rows, in its order. Fresh: what a model writes into them stays there."""
-        return gather(self.buffer, plan, self._form)
+        return gather(self.buffer, plan_of(plan), self._form)
 
     def forward_kwargs(
         self, plan: StepPlan, *, sampling_extra_args: Mapping[str, Mapping[str, Any] | None] | None = None
@@ -262,6 +285,7 @@ class RunnerAdapter:
 
         In phase 1 a map that is not empty holds `generated_len`, too: an int, for models that read it there (runner).
         """
+        check_optional(sampling_extra_args=sampling_extra_args)
         maps = self.gather(plan)
         if phases.writes(phases.FORWARD_KWARG, self.phase):
             for row in plan.rows:
@@ -281,11 +305,12 @@ class RunnerAdapter:
         InvalidPayload if the output has none of the forms of `StageOutput`.
         """
         parts = StageOutput.of(output)
+        plan_of(plan)
         if not isinstance(parts.text, torch.Tensor):
             raise errors.InvalidPayload("a stage's text hidden states are a Tensor", found=type(parts.text).__name__)
         aux = {} if parts.aux is None else parts.aux
         self.hooks.postprocess(plan, self.buffer, parts.text, aux, failures=self._failed.errors, **combined)
-        self._failed.settle()
+        self._settle()
 
     # -- the end of a step ------------------------------------------------------------------------
 
@@ -301,9 +326,14 @@ class RunnerAdapter:
 
         `beside`: by rid, further tensors by name that no output holds, such as `ids.thinker_input_ids`. `last`: rids
         whose output ends here. A row without tokens hands nothing on. A request whose part is refused fails alone.
+
+        What is a finished request's is dropped, and counted as the buffer counts it. UnknownRequest, behind the put of
+        all the others: a row, or a rid of `beside` or `last`, of which no request is known.
         """
         if self.outbox is None:
             return
+        beside, ends = {} if beside is None else mapping_of("beside", beside), rids_of("last", last)
+        live, strange = self._told_apart([*plan_of(plan).rids, *rids_of("beside", beside), *ends])
         cuts, refused = cut(
             StageOutput.of(output),
             plan,
@@ -312,22 +342,46 @@ class RunnerAdapter:
             wanted=self.outbox.wants,
         )
         for rid, error in refused.items():
-            self.fail(rid, error)
-        named = {rid: {**cuts.get(rid, {}), **(beside or {}).get(rid, {})} for rid in {**cuts, **(beside or {})}}
-        for row in plan.rows:
-            if not row.tokens:
-                named.pop(row.rid, None)
+            if rid in live:
+                self.fail(rid, error)
+        idle = {row.rid for row in plan.rows if not row.tokens}
+        named: dict[str, dict[str, torch.Tensor]] = {}
+        for rid in [rid for rid in live if rid not in idle]:
+            if not isinstance(beside.get(rid, {}), Mapping):
+                what = "what stands beside a request's output is a mapping of names"
+                self.fail(rid, errors.InvalidPayload(what, rid=rid, given=type(beside[rid]).__name__))
+            elif rid in cuts or rid in beside:
+                named[rid] = {**cuts.get(rid, {}), **beside.get(rid, {})}
         # Of requests that failed the outbox sends nothing more.
-        self.outbox.send(self.requests.steps, named, last)
+        self.outbox.send(self.requests.steps, named, [rid for rid in ends if rid in live])
+        if strange:
+            first, *others = strange
+            error = unknown(first, self.requests, "a step hands on what is of no request; the others' parts are sent")
+            raise error.anew(others=others or None)
+
+    def _told_apart(self, rids: Iterable[str]) -> tuple[dict[str, None], list[str]]:
+        """Those that are live, and those that are not known; finished ones are counted as dropped."""
+        live: dict[str, None] = {}
+        strange: list[str] = []
+        for rid in dict.fromkeys(rids):
+            if rid in self.requests:
+                live[rid] = None
+                continue
+            try:
+                # The buffer knows who has finished, and counts what comes late for them.
+                self.buffer.merge(rid, {})
+            except errors.UnknownRequest:
+                strange.append(rid)
+        return live, strange
 
     def fail(self, rid: str, error: Exception) -> None:
         """The request failed, here or in what the runner did with it: it is out, and the other stages are told.
 
         UnknownRequest if it is not live.
         """
-        if rid not in self.requests:
+        if check_rid(rid) not in self.requests:
             raise unknown(rid, self.requests, "only a request that is live fails")
-        self._failed.add(rid, error)
+        self._failed.add(rid, error_of(rid, error))
 
     def failures(self) -> dict[str, Exception]:
         """Requests that failed since the last call, each once until it is finished: the runner ends them."""
@@ -341,3 +395,6 @@ class RunnerAdapter:
         self.buffer.validate()
         if set(self.buffer) != set(self.requests):
             raise errors.InvariantBroken("the buffer holds other requests than the runner has")
+        strangers = [rid for rid in self.outbox or () if rid not in self.requests]
+        if strangers:
+            raise errors.InvariantBroken("the outbox sends for requests that the runner does not have", rids=strangers)

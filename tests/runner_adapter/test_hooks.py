@@ -107,7 +107,7 @@ def test_ids_are_written_only_if_there_is_one_a_row(ids: object, found: list[int
 
 
 def test_without_embeds_they_are_made_from_the_first_result() -> None:
-    """Its width, dtype and device, a row for every token of the step; zero where nobody wrote."""
+    """Its width, dtype and device, if no other's are more frequent; a row a token; zero where nobody wrote."""
     half = HookModel(
         a=lambda g: (None, torch.full((1, 2), 3.0).half(), None),
         b=raises(ValueError("no")),
