@@ -96,6 +96,31 @@ def cut(
     return {rid: named for rid, named in found.items() if rid not in failed}, failed
 
 
+def step_parts(
+    plan: StepPlan,
+    output: object,
+    beside: Mapping[str, object],
+    row_axes: Mapping[str, int],
+    *,
+    aux_layers: Sequence[int] = (),
+    wanted: Callable[[str], bool] | None = None,
+) -> tuple[Cut, Failed]:
+    """What each request hands on of a step: its part of the output, and over it what stands `beside` it, tensors by
+    name. A row without tokens hands nothing on. Raises as `StageOutput.of` does; the others as `cut`.
+    """
+    cuts, failed = cut(StageOutput.of(output), plan, row_axes, aux_layers=aux_layers, wanted=wanted)
+    idle = {row.rid for row in plan.rows if not row.tokens}
+    named: Cut = {}
+    for rid in [rid for rid in {**cuts, **beside} if rid not in idle]:
+        more = beside.get(rid, {})
+        if isinstance(more, Mapping):
+            named[rid] = {**cuts.get(rid, {}), **more}
+        else:
+            what = "what stands beside a request's output is a mapping of names"
+            failed.setdefault(rid, errors.InvalidPayload(what, rid=rid, given=type(more).__name__))
+    return named, failed
+
+
 def _named(output: StageOutput, aux_layers: Sequence[int], declared: Container[str]) -> Iterator[tuple[str, Any]]:
     yield TEXT, output.text
     aux = output.aux

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -21,7 +19,8 @@ from runner_adapter.kwargs import forward_kwargs
 from runner_adapter.maps import BatchMaps, Form, gather
 from runner_adapter.merge import MergeRules
 from runner_adapter.outbox import Outbox
-from runner_adapter.outputs import StageOutput, cut
+from runner_adapter.outputs import StageOutput, step_parts
+from runner_adapter.owning import Owner
 from runner_adapter.phases import Phase
 from runner_adapter.plan import StepPlan
 from runner_adapter.requests import Requests, StepChange, check_rid, rids_of, unknown
@@ -56,7 +55,7 @@ class Received(NamedTuple):
     ended: set[str]
 
 
-class RunnerAdapter:
+class RunnerAdapter(Owner):
     """What a stage's runner calls, in this order in every step; one thread: the model's.
 
     begin_step, receive, preprocess, (stage), forward_kwargs, (the forward), postprocess, send, failures.
@@ -94,6 +93,7 @@ class RunnerAdapter:
         aux_layers: Sequence[int] = (),
         form: Form = "keys",
     ) -> None:
+        super().__init__()
         if inbox is not None and outbox is None and abort is None:
             raise errors.UsageError("a stage that only reads needs its node's abort, to tell the others of failures")
         if width is None and talker is not None:
@@ -116,23 +116,6 @@ class RunnerAdapter:
         self._received = 0
         self._ended: set[str] = set()
         self._failed = Failing(inbox, abort if outbox is None else outbox.abort)
-        self._owned = ExitStack()
-
-    def owns(self, stack: ExitStack) -> None:
-        """What `close` closes: nodes and an outbox that were made for this adapter."""
-        self._owned = stack
-
-    def close(self) -> None:
-        """Close what the adapter owns (`connect_adapter`); what it was given stays open. Idempotent."""
-        self._owned.close()
-
-    def __enter__(self) -> RunnerAdapter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -- the beginning of a step ------------------------------------------------------------------
 
@@ -334,24 +317,18 @@ class RunnerAdapter:
             return
         beside, ends = {} if beside is None else mapping_of("beside", beside), rids_of("last", last)
         live, strange = self._told_apart([*plan_of(plan).rids, *rids_of("beside", beside), *ends])
-        cuts, refused = cut(
-            StageOutput.of(output),
+        named, failed = step_parts(
             plan,
+            output,
+            {rid: beside[rid] for rid in live if rid in beside},
             self.buffer.rules.row_axes,
             aux_layers=self._aux_layers,
             wanted=self.outbox.wants,
         )
-        for rid, error in refused.items():
+        for rid, error in failed.items():
             if rid in live:
                 self.fail(rid, error)
-        idle = {row.rid for row in plan.rows if not row.tokens}
-        named: dict[str, dict[str, torch.Tensor]] = {}
-        for rid in [rid for rid in live if rid not in idle]:
-            if not isinstance(beside.get(rid, {}), Mapping):
-                what = "what stands beside a request's output is a mapping of names"
-                self.fail(rid, errors.InvalidPayload(what, rid=rid, given=type(beside[rid]).__name__))
-            elif rid in cuts or rid in beside:
-                named[rid] = {**cuts.get(rid, {}), **beside.get(rid, {})}
+        named = {rid: parts for rid, parts in named.items() if rid in live}
         # Of requests that failed the outbox sends nothing more.
         self.outbox.send(self.requests.steps, named, [rid for rid in ends if rid in live])
         if strange:
