@@ -148,6 +148,9 @@ class Inbox:
     def begin(self, rid: str) -> None:
         """A request of the rid begins in this stage: `pull` tells its abort, although nothing of it may have come."""
         if rid not in self._arrivals.lives:
+            if self._node.aborted(rid) is not None:
+                # A former use's: the next finish must not mean that one.
+                self._node.finish(rid)
             self._edge.expect(rid)
 
     def fail(self, rid: str, error: ConnectorError) -> None:

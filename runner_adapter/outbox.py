@@ -240,8 +240,11 @@ class Outbox:
         """What is put now, by key: of a request that is one payload, nothing before its end."""
         if self._whole is None:
             return self._select(stream.rid, named)
+        wanted = {name: named[name] for name in named if self.wants(name)}
+        if stream.ended and wanted and not stream.failed:
+            raise errors.StreamEnded("the request has ended; finish it before its rid is used anew", rid=stream.rid)
         if not stream.ended and not stream.failed:
-            self._whole.add(stream.rid, {name: named[name] for name in named if self.wants(name)})
+            self._whole.add(stream.rid, wanted)
         return self._select(stream.rid, self._whole.take(stream.rid)) if ending else {}
 
     def _select(self, rid: str, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

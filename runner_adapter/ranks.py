@@ -52,8 +52,9 @@ class BroadcastInbox:
         return self._shared(lambda inbox: Arrived(ended=inbox.waiting(rids))).ended
 
     def wait(self, timeout: float) -> bool:
-        """As `Inbox.wait`, at rank 0. The others do not wait: their next pull waits for rank 0's."""
-        return self._inbox is None or self._inbox.wait(timeout)
+        """As `Inbox.wait`, at rank 0; the others do not wait: their next pull waits for rank 0's. What it raises, that
+        pull raises, at all ranks."""
+        return self._inbox is None or _wait(self._inbox, timeout)
 
     def begin(self, rid: str) -> None:
         """As `Inbox.begin`. Rank 0's word counts; the others' does nothing."""
@@ -161,8 +162,8 @@ class EachRank:
         return {rid for rid, one in zip(rids, there, strict=True) if not one}
 
     def wait(self, timeout: float) -> bool:
-        """As `Inbox.wait`."""
-        return self._inbox.wait(timeout)
+        """As `Inbox.wait`; what it raises, the next pull raises, at all ranks."""
+        return _wait(self._inbox, timeout)
 
     def begin(self, rid: str) -> None:
         """As `Inbox.begin`; each rank does it for its own reader."""
@@ -190,6 +191,14 @@ class EachRank:
         if able < 0:
             raise errors.PeerFailed("another rank could not read its input", rank=dist.get_rank(self._group))
         return agreed
+
+
+def _wait(inbox: Inbox, timeout: float) -> bool:
+    """A rank that raised here would leave the others in the next pull, which all must call."""
+    try:
+        return inbox.wait(timeout)
+    except ConnectorError:
+        return True
 
 
 def _as_words(error: ConnectorError) -> list[Any]:

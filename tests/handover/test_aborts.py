@@ -73,6 +73,27 @@ def test_an_abort_that_is_heard_late_is_not_the_next_uses(pair: Link, came: bool
     assert (read(arrived.payloads), arrived.ended, arrived.failed) == ({"r": [[2]]}, {"r"}, {})
 
 
+def test_a_use_behind_an_aborted_one_of_which_nothing_came_is_finished(pair: Link) -> None:
+    """The stage took no part in the aborted one; in the next nothing comes; the third is all its own."""
+    inbox, outbox = pair.inbox(), pair.outbox()
+    outbox.begin("r")
+    outbox.abort("r", "the first")
+    outbox.finish("r")
+    pair.settle()
+    for step in (2, 3):
+        outbox.begin("r")
+        inbox.begin("r")
+        pair.settle()
+        if step == 3:
+            outbox.send(step, {"r": ids(step)}, last=["r"])
+            pair.settle()
+            arrived = inbox.pull(["r"])
+            assert (read(arrived.payloads), arrived.ended) == ({"r": [[3]]}, {"r"})
+        outbox.finish("r")
+        inbox.finish("r")
+        pair.settle()
+
+
 def test_an_abort_that_is_heard_between_two_uses_is_not_the_next_ones(pair: Link) -> None:
     outbox = pair.outbox()
     for step in (1, 2):

@@ -275,6 +275,17 @@ def test_a_rank_that_cannot_read_leaves_nobody_waiting(
     assert made.both("pull", "r") == NOTHING
 
 
+@pytest.mark.parametrize("kind", ["broadcasting", "reading"])
+def test_a_rank_whose_wait_fails_says_so_in_the_next_pull(request: pytest.FixtureRequest, kind: str) -> None:
+    """Where all ranks meet: one that raised before would leave the others there."""
+    made: Ranks = request.getfixturevalue(kind)
+    made.say("poll", "refused", only=0)
+    assert made.say("wait")[0] is True
+    assert [answer["error"] for answer in made.say("pull", "r")][0] == "BrokerLost"
+    made.say("poll", "real", only=0)
+    assert made.both("pull", "r") == NOTHING
+
+
 def test_rank_0_has_the_inbox_and_no_other(broadcasting: Ranks) -> None:
     assert [answer["error"] for answer in broadcasting.say("swap")] == ["UsageError", "UsageError"]
 
@@ -314,6 +325,9 @@ class _Rank:
     def do_waiting(self, *rids: str) -> list[str]:
         return sorted(self.shared.waiting(rids))
 
+    def do_wait(self) -> bool:
+        return self.shared.wait(0.0)
+
     def do_finish(self, *rids: str) -> None:
         for rid in rids:
             self.shared.finish(rid)
@@ -322,8 +336,11 @@ class _Rank:
         self.shared.fail(rid, errors.Broken("this rank's copy is bad", rid=rid))
 
     def do_poll(self, mode: str) -> None:
-        """What comes of the next polls: what has come, nothing, a refusal, or what is none."""
-        vars(self.edge).pop("poll", None)
+        """What comes of the next polls: what has come, nothing, a refusal, or what is none. A refusal of waits, too."""
+        for verb in ("poll", "wait"):
+            vars(self.edge).pop(verb, None)
+        if mode == "refused":
+            vars(self.edge)["wait"] = lambda timeout: _refuse()
         if mode != "real":
             vars(self.edge)["poll"] = lambda: {"nothing": Polled, "refused": _refuse, "broken": _break}[mode]()
 

@@ -79,6 +79,15 @@ def test_rows_that_do_not_fit_fail_their_request_alone_at_both_ends(pair: Link) 
     assert arrived.payloads["s"][0]["s-thinker_input_ids"].tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("whole", [GROWS, None], ids=["whole", "chunks"])
+def test_what_comes_behind_the_end_is_a_failure(pair: Link, whole: MergeRules | None) -> None:
+    """At this end, not a loss without a word."""
+    outbox = pair.outbox(whole=whole)
+    outbox.send(1, {"r": ids(1)}, ["r"])
+    outbox.send(2, {"r": ids(2)})
+    assert isinstance(outbox.failures()["r"], errors.StreamEnded)
+
+
 def test_a_request_that_failed_hands_nothing_on_and_its_next_use_starts_empty(pair: Link) -> None:
     outbox, inbox = pair.outbox(whole=GROWS), pair.inbox(full_payload=True)
     outbox.send(1, {"r": ids(1)})

@@ -85,8 +85,9 @@ class Directory:
                 HANDLERS[type(event)](state, event)
         if state.room_changed:
             room.serve(state)
-        delivery.pump(state)
+        # An abort is told before what it lets through.
         sessions.send_notices(state)
+        delivery.pump(state)
         for number in list(state.closing):
             sessions.expel_if_done(state, state.sessions[number])
         out, state.out = state.out, []

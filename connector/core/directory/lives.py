@@ -167,8 +167,7 @@ def settle(state: State, stream: Stream) -> None:
     if stream.failure is None and stream.end is None:
         return
     _remove_stream(state, stream)
-    if not life.streams:
-        end_life(state, life)
+    end_if_done(state, life)
 
 
 def _remove_stream(state: State, stream: Stream) -> None:
@@ -188,6 +187,14 @@ def _remove_stream(state: State, stream: Stream) -> None:
 
 
 # -- how lives end --------------------------------------------------------------------------------
+
+
+def end_if_done(state: State, life: Life) -> None:
+    """A life ends with its last stream, or if there was none with its last session; but not while one that entered it
+    has not finished it: more may be put, on other edges."""
+    waited_for = life.entered & life.bound if life.counts else life.bound
+    if not life.over and not life.streams and not waited_for:
+        end_life(state, life)
 
 
 def end_life(state: State, life: Life) -> None:
@@ -219,9 +226,19 @@ def began(state: State, event: Began) -> None:
     tombs.clear(state, session, event.rid)
     session.thrown_out.pop(event.rid, None)
     session.past.pop(event.rid, None)
+    fresh = _untouched(state, session, event.rid)
     for life in list(state.lives.get(event.rid, ())):
-        _finish_life(state, session, life)
-    bind(session, open_life(state, event.rid))
+        if life is not fresh:
+            _finish_life(state, session, life)
+    bind(session, fresh or open_life(state, event.rid))
+
+
+def _untouched(state: State, session: Session, rid: str) -> Life | None:
+    """The newest life, if others have entered it, and wait: nothing was put to it, and the session never was in it."""
+    life = next(reversed(state.lives.get(rid, ())), None)
+    if life is None or life.streams or life.counts or session.id in life.bound | life.senders | life.finished_by:
+        return None
+    return life
 
 
 def entered(state: State, event: Entered) -> None:
@@ -235,6 +252,7 @@ def entered(state: State, event: Entered) -> None:
     if life is None:
         life = _to_enter(state, session, rid) or open_life(state, rid)
         bind(session, life)
+    life.entered.add(session.id)
     if event.sends:
         life.senders.add(session.id)
 
@@ -293,8 +311,7 @@ def _finish_life(state: State, session: Session, life: Life) -> None:
         for (edge, reader), subscription in session.subscriptions.items():
             if edge == stream.edge and subscription.readers == stream.readers:
                 close_share(state, stream, reader)
-    if not life.over and not life.streams and not life.bound:
-        end_life(state, life)
+    end_if_done(state, life)
 
 
 def aborted(state: State, event: Aborted) -> None:

@@ -169,8 +169,10 @@ class Life:
     #: Sessions that put or were delivered something of it and have not finished.
     bound: set[int] = field(default_factory=set)
     finished_by: set[int] = field(default_factory=set)
-    #: Sessions that put something of it.
+    #: Sessions that put something of it, or said that they would.
     senders: set[int] = field(default_factory=set)
+    #: Sessions that said that they are in it: it goes on until they have finished it.
+    entered: set[int] = field(default_factory=set)
     #: Nothing of it is left. A session that has not finished it may open it again by a put.
     over: bool = False
 

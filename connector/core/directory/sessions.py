@@ -226,8 +226,7 @@ def _end_reading(state: State, session: Session, held: set[Hold], why: str) -> N
     for rid in list(session.bound):
         life = session.bound[rid]
         lives.unbind(state, session, rid)
-        if not life.over and not life.streams and not life.bound:
-            lives.end_life(state, life)
+        lives.end_if_done(state, life)
 
 
 def _end_share(

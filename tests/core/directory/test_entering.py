@@ -68,7 +68,9 @@ def test_who_enters_late_is_in_the_use_that_owes_it_something(make_rig: Any) -> 
         rig.put(writer, "a", 0, last=True, tag=tag)
         rig.begin(writer, "a")
     rig.enter(reader, "a")
-    assert tags(rig.read(reader)) == ["in the way", "first", "second"]
+    assert tags(rig.read(reader)) == ["in the way", "first"]
+    rig.finish(reader, "a")
+    assert tags(rig.read(reader)) == ["second"]
 
 
 def test_entering_does_not_open_a_rid_whose_abort_is_on_its_way(rig: Any) -> None:
@@ -121,3 +123,79 @@ def test_who_has_finished_what_is_aborted_need_not_hear(rig: Any) -> None:
     assert rig.put_failures(writer) == []
     rig.finish(reader, "a")
     assert tags(rig.read(reader)) == ["second"]
+
+
+class Stages:
+    """thinker -> talker -> code2wav, the middle one with a session for each edge; all but the last have entered."""
+
+    def __init__(self, rig: Any) -> None:
+        self.rig = rig
+        self.thinker, self.reads, self.sends = rig.join(), rig.reader(), rig.join()
+        self.last = rig.reader(edge=rig.other)
+        for session in (self.thinker, self.reads, self.sends):
+            self.enter(session)
+
+    def enter(self, session: int) -> None:
+        self.rig.enter(session, "a", sends=session in (self.thinker, self.sends))
+
+    def again(self, *sessions: int) -> None:
+        for session in sessions:
+            self.rig.finish(session, "a")
+            self.enter(session)
+
+
+def test_who_enters_when_one_edge_is_read_to_its_end_is_in_the_same_use(rig: Any) -> None:
+    stages = Stages(rig)
+    rig.put(stages.thinker, "a", 0, last=True)
+    rig.read(stages.reads)
+    stages.enter(stages.last)
+    rig.put(stages.sends, "a", 0, edge=rig.other, last=True, tag="codes")
+    assert tags(rig.read(stages.last)) == ["codes"]
+
+
+def test_a_use_goes_on_when_one_edge_is_read_to_its_end_and_the_other_has_nothing(rig: Any) -> None:
+    """The last stage, still in it, gets nothing of the next."""
+    stages = Stages(rig)
+    stages.enter(stages.last)
+    rig.put(stages.thinker, "a", 0, last=True)
+    rig.read(stages.reads)
+    stages.again(stages.thinker, stages.reads, stages.sends)
+    rig.put(stages.sends, "a", 0, edge=rig.other, tag="second")
+    assert tags(rig.read(stages.last)) == []
+    rig.finish(stages.last, "a")
+    assert tags(rig.read(stages.last)) == ["second"]
+
+
+def test_an_abort_is_told_before_what_it_lets_through(rig: Any) -> None:
+    stages = Stages(rig)
+    stages.enter(stages.last)
+    stages.again(stages.sends)
+    rig.put(stages.sends, "a", 0, edge=rig.other, tag="second")
+    rig.abort(stages.thinker, "a", mine=True)
+    said = [type(effect) for effect in rig.said[stages.last] if isinstance(effect, ef.Deliver | ef.Notices)]
+    assert said == [ef.Notices, ef.Deliver]
+
+
+def test_a_sender_that_begins_is_in_the_use_that_others_wait_in(rig: Any) -> None:
+    """It knows nothing of entering; the stage behind it has entered, to read and to send."""
+    reads, sends, plain = rig.reader(), rig.join(), rig.join()
+    rig.enter(reads, "a")
+    rig.enter(sends, "a", sends=True)
+    rig.begin(plain, "a")
+    rig.put(plain, "a", 0, last=True, tag="only")
+    assert tags(rig.read(reads)) == ["only"]
+
+
+def test_lives_of_sessions_that_only_entered_go(rig: Any) -> None:
+    writer, reader = rig.join(), rig.reader()
+    for number in range(50):
+        for session in (writer, reader):
+            rig.enter(session, f"a{number}", sends=session == writer)
+        for session in (writer, reader):
+            rig.finish(session, f"a{number}")
+    assert not rig.state.lives
+    rig.enter(writer, "a", sends=True)
+    rig.enter(reader, "a")
+    rig.die(writer)
+    rig.leave(reader)
+    assert not rig.state.lives

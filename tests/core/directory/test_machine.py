@@ -349,13 +349,25 @@ class Lives(RuleBasedStateMachine):
             self.look()
             for slot, session in enumerate(self.readers):
                 self.drain_one(slot, session)
-            if not any(self.inbox[session] for session in self.readers):
+            if any(self.inbox[session] for session in self.readers):
+                continue
+            # Who entered a use, and has read all of it, gets nothing of the next before it has finished.
+            entered = [(slot, rid) for slot in range(3) for rid in ("a", "b") if self.is_in(slot, rid)]
+            if not entered:
                 break
+            for slot, rid in entered:
+                self.reader_finishes(slot, rid)
         self.look()
         for slot, session in enumerate(self.readers):
             place = SLOTS[slot][0]
             for put in self.puts.values():
                 self.check_got(session, place, put)
+
+    def is_in(self, slot: int, rid: str) -> bool:
+        """Whether the reader said that it is in the use that it is in."""
+        session = self.readers[slot]
+        life = self.rig.state.sessions[session].bound.get(rid)
+        return life is not None and session in life.entered
 
     def drain_one(self, slot: int, session: int) -> None:
         place, reader, _ = SLOTS[slot]
