@@ -250,3 +250,22 @@ def test_what_comes_late_for_a_finished_request_is_not_the_next_ones(caplog: pyt
     assert run.map("req") == {} and re.search(f"dropped .*{ONE}", caplog.text)
     run.step(output(finished=[TWO], counts={}, additional_information={TWO: tensor(2)}))
     assert run.adapter.buffer.counters["dropped_finished"] == 1
+
+
+@pytest.mark.parametrize("gives", [None, 7, "", ValueError("of no client")], ids=str)
+def test_a_runner_that_cannot_say_a_rid_fails_that_request_alone(gives: Any) -> None:
+    """Also for an id that ended before it ran: `request` is None then, which an override may not expect."""
+
+    def external_id(engine_id: str, request: Any) -> Any:
+        if engine_id != "bad":
+            return engine_id
+        if isinstance(gives, Exception):
+            raise gives
+        return gives
+
+    run = Engine(external_id=external_id)
+    run.step(output(request("good"), request("bad")))
+    assert run.failed.keys() == {"bad"} and list(run.adapter.buffer) == ["good", "bad"]
+    run.step(output(finished={"bad"}, cached={"good": 1}))
+    run.step(output(finished={"bad"}, cached={"good": 2}))
+    assert list(run.adapter.buffer) == ["good"]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from connector import ConnectorError, errors
+from runner_adapter.hooks import isolated
 from runner_adapter.requests import check_rid, unknown
 
 logger = logging.getLogger("runner_adapter")
@@ -71,18 +72,18 @@ class Ids:
             else:
                 del self._engine_ids[rid]
                 gone.append(rid)
-        never = [self._external_id(engine_id, None) for engine_id in strangers]
-        return list(dict.fromkeys([*gone, *(rid for rid in never if rid not in self._engine_ids)]))
+        never = [self._asked(engine_id) for engine_id in strangers]
+        return list(dict.fromkeys([*gone, *(rid for rid in never if rid and rid not in self._engine_ids)]))
 
     def enter(self, request: Any, failed: dict[str, ConnectorError]) -> str:
         """The rid of what the scheduler calls new; that of a request that is live already is what it was. A refusal is
-        in `failed`, by the rid that it stands under: UsageError if another request has its rid, InvalidPayload if that
-        is none."""
+        in `failed`, by the rid that it stands under: UsageError if another request has its rid, or if the engine's
+        runner fails to say it, InvalidPayload if that is none."""
         engine_id = str(request.req_id)
         if engine_id in self._rids:
             return self._rids[engine_id]
         try:
-            rid = self._free(check_rid(self._external_id(engine_id, request)), engine_id)
+            rid = self._free(self._external(engine_id, request), engine_id)
         except ConnectorError as error:
             rid = engine_id
             while rid in self._engine_ids:
@@ -90,6 +91,26 @@ class Ids:
             failed[rid] = error.anew()
         self._rids[engine_id], self._engine_ids[rid] = rid, engine_id
         return rid
+
+    def _external(self, engine_id: str, request: Any) -> str:
+        """What a runner overrides: its failure is this request's. Raises as `enter` tells."""
+        told: list[object] = []
+        failures: dict[str, Exception] = {}
+        with isolated(failures, [engine_id], "external_id"):
+            told.append(self._external_id(engine_id, request))
+        if failures:
+            error = failures[engine_id]
+            what = f"external_id failed: {type(error).__name__}: {error}"
+            raise error if isinstance(error, ConnectorError) else errors.UsageError(what, engine_id=engine_id)
+        return check_rid(told[0])
+
+    def _asked(self, engine_id: str) -> str | None:
+        """The rid of a request that is not known here; None if nobody can say."""
+        try:
+            return self._external(engine_id, None)
+        except ConnectorError as error:
+            logger.warning("a request that is not known here has no rid: engine_id=%r %s", engine_id, str(error))
+            return None
 
     def _free(self, rid: str, engine_id: str) -> str:
         if rid in self._engine_ids:
@@ -108,8 +129,8 @@ class Ids:
         for engine_id, value in brought.items():
             rid = self._rids.get(engine_id)
             if rid is None:
-                rid = self._external_id(engine_id, None)
-                if rid in self._engine_ids:
+                rid = self._asked(engine_id)
+                if rid is None or rid in self._engine_ids:
                     logger.warning("dropped what came for a finished request: engine_id=%r rid=%r", engine_id, rid)
                     continue
             found[rid] = value
