@@ -51,9 +51,10 @@ def test_the_finish_of_a_use_of_which_nothing_came_means_that_one(rig: Any) -> N
 
 
 def test_a_reader_that_nobody_sends_to_goes_on_to_the_use_that_a_sender_begins(rig: Any) -> None:
-    """One that knows nothing of entering."""
+    """One that knows nothing of entering, and says that it is through with a use before."""
     writer, reader = rig.join(), rig.reader()
     rig.enter(reader, "a")
+    rig.finish(writer, "a")
     rig.begin(writer, "a")
     rig.put(writer, "a", 0, last=True, tag="only")
     assert tags(rig.read(reader)) == ["only"]
