@@ -49,6 +49,14 @@ def own(node: Node, owner: object) -> None:
     _owners[node] = weakref.ref(owner)
 
 
+def enter(node: Node, rid: str, say: Callable[[str], None]) -> None:
+    """Begin a use of the rid with `say`, `Edge.open` or `Edge.expect`. An abort that the node has heard before, and not
+    answered by a finish, was a former use's: puts are taken again, and the next finish does not mean that one."""
+    if node.aborted(rid) is not None:
+        node.finish(rid)
+    say(rid)
+
+
 @dataclass(slots=True)
 class Arrived:
     """What one step gets: payloads by rid, in order; rids whose input is complete; rids that failed, and why.
@@ -148,10 +156,7 @@ class Inbox:
     def begin(self, rid: str) -> None:
         """A request of the rid begins in this stage: `pull` tells its abort, although nothing of it may have come."""
         if rid not in self._arrivals.lives:
-            if self._node.aborted(rid) is not None:
-                # A former use's: the next finish must not mean that one.
-                self._node.finish(rid)
-            self._edge.expect(rid)
+            enter(self._node, rid, self._edge.expect)
 
     def fail(self, rid: str, error: ConnectorError) -> None:
         """The request failed elsewhere: what is here of it, and what still comes, is dropped. `pull` gives the error,

@@ -132,7 +132,7 @@ class Outbox:
             self._streams[rid] = stream
         if items or refused:
             streams = [item.stream for item in items]
-            self._do(partial(self._sender.put, items, refused), streams, items)
+            self._queue(partial(self._sender.put, items, refused), streams, items)
 
     def resend(self, rid: str, index: int, payload: Mapping[str, torch.Tensor], attempt: int) -> None:
         """Chunk `index` of a preempted request, made anew, in place of the one that was sent.

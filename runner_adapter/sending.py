@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from connector import ConnectorError, Edge, Node, Ticket, errors
+from runner_adapter.inbox import enter
 
 logger = logging.getLogger("runner_adapter")
 
@@ -99,11 +100,8 @@ class Sender:
             self._tickets.append((stream, ticket))
 
     def begin(self, rid: str) -> None:
-        """The stage is in a use of the rid. Should the last one have been aborted since it was finished here, puts are
-        taken again."""
-        if self._node.aborted(rid) is not None:
-            self._node.finish(rid)
-        self._edge.open(rid)
+        """The stage is in a use of the rid."""
+        enter(self._node, rid, self._edge.open)
 
     def finish(self, rid: str, stream: Stream | None) -> None:
         """The node is done with the rid. A stream that did not end ends here."""

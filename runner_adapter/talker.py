@@ -16,6 +16,11 @@ MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
 _Call = list[tuple[MtpInput, torch.Generator | None]]
 
 
+def is_seed(value: object) -> bool:
+    """Whether a torch.Generator takes it."""
+    return isinstance(value, int) and not isinstance(value, bool) and MIN_SEED <= value <= MAX_SEED
+
+
 class Talker:
     """Calls `model.talker_mtp(ids, embeds, hidden, text_step, **sampling) -> (embeds, codes)` for decode rows.
 
@@ -144,7 +149,7 @@ class Talker:
         if own is not None or seed is None:
             return own
         if rid not in self._generators:
-            if isinstance(seed, bool) or not isinstance(seed, int) or not MIN_SEED <= seed <= MAX_SEED:
+            if not is_seed(seed):
                 raise errors.InvalidPayload("a seed is an int of 64 bits", rid=rid, seed=repr(seed)[:40])
             self._generators[rid] = torch.Generator(self.input_ids.device)
             self._generators[rid].manual_seed(seed)

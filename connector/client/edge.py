@@ -136,7 +136,7 @@ class EdgeVerbs:
     def _poll(self, copy: bool | None) -> Verb[Polled]:
         yield from self._subscribe(push=True)
         found = reading.polled(self._session, self.channel, copy)
-        if not found:
+        if not found and (self._question is not None or not self._session.up):
             self._check_broker()
         return found
 

@@ -108,7 +108,7 @@ class NodeBase:
             with self.session.lock:
                 self.session.requests.drop(request.number)
 
-    def _open(self, rid: str, *, begin: bool) -> None:
+    def _turn(self, rid: str, *, begin: bool) -> None:
         """Finish or begin a rid: what was known of it here is forgotten first."""
         self.check_usable()
         names.check_rid(rid)
@@ -208,12 +208,12 @@ class Node(NodeBase):
 
     def begin(self, rid: str) -> None:
         """Start a new life of the rid: what this node did with it before is over."""
-        self._open(rid, begin=True)
+        self._turn(rid, begin=True)
 
     def finish(self, rid: str) -> None:
         """This node is done with the rid: its streams end, what it has not read is dropped. Nothing unread by
         others is destroyed."""
-        self._open(rid, begin=False)
+        self._turn(rid, begin=False)
 
     def abort(self, rid: str, reason: str = "aborted", *, mine: bool = False) -> dict[str, Any]:
         """End the rid everywhere. Returns what that freed: payloads, bytes, and payloads still held by readers.

@@ -90,6 +90,8 @@ class Session:
 
     def _queue_taken(self) -> None:
         """Queue the word of what was taken and released since the last one."""
+        if not self.freed and not self.just_taken:
+            return
         uuid = self.arena.uuid if self.arena is not None else ""
         freed = [hold for owner, hold in _drain(self.freed) if owner == uuid]
         self.held.difference_update(freed)

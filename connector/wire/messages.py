@@ -16,7 +16,7 @@ from connector.core.errors import ConnectorError
 from connector.core.names import MAX_INDEX, MAX_READERS, MAX_RID_BYTES, MAX_STAGE_BYTES, Edge, Handle
 from connector.wire import fields as f
 from connector.wire import hot
-from connector.wire.message import MANY as MANY
+from connector.wire.message import MANY
 from connector.wire.message import TOKEN_BYTES as TOKEN_BYTES
 from connector.wire.message import VERSION as VERSION
 from connector.wire.message import Message as Message

@@ -6,14 +6,17 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from patches import Patch, PatchError, all_names, changed, has_test, read
 from scratch import Scratch, scratch
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 #: Seconds for all named tests together, unpatched.
 BASELINE_LIMIT = 1800.0
@@ -88,34 +91,42 @@ def run_unpatched(tests: Iterable[str], places: list[Scratch]) -> dict[str, str]
     for several in sorted(files.values(), key=len, reverse=True):
         min(parts, key=len).extend(several)
     outcomes: dict[str, str] = {}
-    with ThreadPoolExecutor(len(places)) as pool:
-        for got, _ in pool.map(
-            lambda part, place: place.run(part, BASELINE_LIMIT) if part else ({}, False), parts, places
-        ):
-            outcomes |= got
+    for got in spread(places, lambda place, part: place.run(part, BASELINE_LIMIT)[0], [part for part in parts if part]):
+        outcomes |= got
     return outcomes
 
 
 def try_all(patches: list[Patch], places: list[Scratch], before: dict[str, str]) -> list[Row]:
-    """Each patch in whichever copy is free; the rows in the patches' order."""
-    free: SimpleQueue[Scratch] = SimpleQueue()
-    for place in places:
-        free.put(place)
+    """The rows of each patch, in the patches' order."""
 
-    def one(patch: Patch) -> list[Row]:
-        place, began = free.get(), time.monotonic()
+    def one(place: Scratch, patch: Patch) -> list[Row]:
+        began = time.monotonic()
         found = try_patch(patch, place, before)
-        free.put(place)
         verdicts = ", ".join(dict.fromkeys(row.verdict for row in found))
         print(f"mutate: {patch.name}: {verdicts} ({time.monotonic() - began:.0f} s)", file=sys.stderr)
         return found
 
+    return [row for found in spread(places, one, patches) for row in found]
+
+
+def spread(places: list[Scratch], work: Callable[[Scratch, T], R], parts: list[T]) -> list[R]:
+    """What the work gives for each part, in their order, each in whichever copy is free."""
+    free: SimpleQueue[Scratch] = SimpleQueue()
+    for place in places:
+        free.put(place)
+
+    def one(part: T) -> R:
+        place = free.get()
+        try:
+            return work(place, part)
+        finally:
+            free.put(place)
+
     with ThreadPoolExecutor(len(places)) as pool:
         try:
-            return [row for found in pool.map(one, patches) for row in found]
-        except BaseException:
-            # What has begun ends; nothing more begins.
-            pool.shutdown(wait=False, cancel_futures=True)
+            return list(pool.map(one, parts))
+        except KeyboardInterrupt:
+            # What runs is in sessions of its own: the terminal's Ctrl-C did not reach it. The rest does not begin.
             for place in places:
                 place.stop()
             raise

@@ -84,14 +84,10 @@ class Scratch:
             return process.returncode, out
         except subprocess.TimeoutExpired:
             return None, _killed(process)
-        except KeyboardInterrupt:
-            # It is in a session of its own: the terminal's Ctrl-C did not reach it.
-            _killed(process)
-            raise
 
     def stop(self) -> None:
         """End what runs in it."""
-        if self._process is not None:
+        if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 

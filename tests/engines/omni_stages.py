@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -80,13 +81,16 @@ class Sending:
         self.adapter.connector.put = noting
         #: Frames handed to the adapter, and those that its save thread is done with.
         self.saved = self.handled = 0
+        self._done = threading.Condition()
         send = self.adapter._send_single_request
 
         def counting(task: dict[str, Any]) -> None:
             try:
                 send(task)
             finally:
-                self.handled += "request" in task
+                with self._done:
+                    self.handled += "request" in task
+                    self._done.notify_all()
 
         self.adapter._send_single_request = counting
 
@@ -106,10 +110,8 @@ class Sending:
 
     def settle(self) -> None:
         """Until the save thread is done with every frame."""
-        until = time.monotonic() + HANG
-        while self.handled < self.saved:
-            assert time.monotonic() < until, "the save thread hangs"
-            time.sleep(0.001)
+        with self._done:
+            assert self._done.wait_for(lambda: self.handled >= self.saved, HANG), "the save thread hangs"
 
 
 class Receiving:

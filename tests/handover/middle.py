@@ -12,7 +12,6 @@ from tests.handover.links import CONFIG, IDS, TO, Link, keyed
 from tests.runner_adapter.models import HookModel, embeds_of
 
 NEXT = "vocoder"
-RIDS = ["a", "b", "c"]
 ROWS = MergeRules(row_axes={IDS: 0})
 
 

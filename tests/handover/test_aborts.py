@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from connector import errors
 from runner_adapter import RunnerAdapter
 from tests.client.held import deaf
-from tests.handover.links import CONFIG, FROM, IDS, TO, Link, broker, ids, keyed, link, read
+from tests.handover.links import CONFIG, FROM, IDS, TO, Link, ids, keyed, read
 from tests.handover.middle import Middle, hidden, only_reads, plan_of
 
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with broker() as found:
-        yield found
-
-
-@pytest.fixture
-def pair(endpoint: str) -> Iterator[Link]:
-    with link(endpoint, ["r", "other", "a", "b"]) as made:
-        yield made
+RIDS = ["r", "other", "a", "b"]
 
 
 @pytest.mark.parametrize("background", [False, True])

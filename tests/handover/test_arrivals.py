@@ -9,13 +9,7 @@ import pytest
 
 from connector import Polled, errors
 from runner_adapter.inbox import Inbox
-from tests.handover.links import FROM, TO, Link, broker, ids, keyed, link, read
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with broker() as found:
-        yield found
+from tests.handover.links import FROM, TO, Link, ids, keyed, link, read
 
 
 @pytest.fixture

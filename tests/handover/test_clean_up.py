@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from connector import errors
 from runner_adapter.outbox import Outbox
-from tests.handover.links import CONFIG, TO, Calls, Gate, Link, broker, ids, keyed, link, read
+from tests.handover.links import CONFIG, TO, Calls, Gate, Link, ids, keyed, read
 
 NEXT = "code2wav"
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with broker() as found:
-        yield found
-
-
-@pytest.fixture
-def pair(endpoint: str) -> Iterator[Link]:
-    with link(endpoint, ["r"]) as made:
-        yield made
+RIDS = ["r"]
 
 
 def test_a_failed_load_with_a_save_under_way_cleans_up_the_receiver_alone(pair: Link) -> None:

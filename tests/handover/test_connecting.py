@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch.distributed as dist
 import connector
 from connector import errors
 from runner_adapter import BroadcastInbox, EachRank, Inbox, RunnerAdapter, StepPlan, TransferConfig, connect_adapter
-from tests.handover.links import CONFIG, FROM, IDS, TO, broker, ids, keyed
+from tests.handover.links import CONFIG, FROM, IDS, TO, ids, keyed
 
 ROOT = Path(__file__).parents[2]
 #: Seconds until a rank that does not answer is a hang. A guard, never a measure.
@@ -37,12 +36,6 @@ stages:
       transfer_config: *transfer
       runner_adapter: {{ranks: {ranks}, migration_phase: 3}}
 """
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with broker() as found:
-        yield found
 
 
 def write(folder: Path, *, background: bool = False, ranks: str = "broadcast") -> Path:

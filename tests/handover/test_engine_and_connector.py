@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
-from tests.handover.links import CONFIG, Link, broker, keyed, link
+from tests.handover.links import CONFIG, Link, keyed
 from tests.runner_adapter.test_vllm_steps import Engine, output, request
 
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with broker() as found:
-        yield found
-
-
-@pytest.fixture
-def pair(endpoint: str) -> Iterator[Link]:
-    with link(endpoint, ["a"]) as made:
-        yield made
+RIDS = ["a"]
 
 
 def brings(number: int) -> dict[str, dict[str, torch.Tensor]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 import connector
 from connector import errors
 from runner_adapter.outbox import Outbox
-from tests.handover.links import CONFIG, FROM, TO, Link, broker, ids, link
+from tests.handover.links import CONFIG, FROM, TO, Link, ids
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Sends are more than those that may be under way; flush and what follows waits for none of them.
@@ -57,16 +56,8 @@ with connector.connect(stage=FROM, embedded=True, pool="8MiB", log_level="error"
 """
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with broker(put_timeout=2.0) as found:
-        yield found
-
-
-@pytest.fixture
-def pair(endpoint: str) -> Iterator[Link]:
-    with link(endpoint, ["r"]) as made:
-        yield made
+BROKER = {"put_timeout": 2.0}
+RIDS = ["r"]
 
 
 @pytest.mark.parametrize("background", [0, 1], ids=["inline", "background"])

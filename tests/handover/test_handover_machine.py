@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,19 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from connector import errors
-from tests.handover.links import Link, broker, ids, read
+from tests.handover.links import Link, ids, read
 
 RIDS = ("a-1", "b", "c.24")
 SOME = st.sets(st.sampled_from(RIDS))
 ONE = st.sampled_from(RIDS)
 #: So that no run meets what another left at the broker.
 RUNS = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with broker() as found:
-        yield found
 
 
 @dataclass

@@ -11,13 +11,7 @@ import torch
 from connector import Node, errors
 from runner_adapter.inbox import Inbox
 from runner_adapter.outbox import Outbox
-from tests.handover.links import CONFIG, FROM, TO, Link, broker, ids, keyed, link, read
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with broker() as found:
-        yield found
+from tests.handover.links import CONFIG, FROM, TO, Link, ids, keyed, link, read
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,10 +19,8 @@ from tests.handover.links import (
     TO,
     Link,
     Poison,
-    broker,
     ids,
     keyed,
-    link,
     raising,
     read,
     received,
@@ -36,16 +33,7 @@ RIDS = [*"abcdrst", "good", "bad", "bad-1", "held", "waits", "queued", "req-a-b"
 BOTH = pytest.mark.parametrize("background", [False, True], ids=["inline", "background"])
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with broker(put_timeout=2.0) as found:
-        yield found
-
-
-@pytest.fixture
-def pair(endpoint: str) -> Iterator[Link]:
-    with link(endpoint, RIDS) as made:
-        yield made
+BROKER = {"put_timeout": 2.0}
 
 
 # -- what leaves ----------------------------------------------------------------------------------

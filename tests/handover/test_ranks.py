@@ -20,7 +20,7 @@ import connector
 from connector import Polled, errors
 from runner_adapter.inbox import Inbox
 from runner_adapter.ranks import BroadcastInbox, EachRank
-from tests.handover.links import FROM, TO, Link, broker, keyed, link
+from tests.handover.links import FROM, TO, Link, keyed, link
 
 ROOT = Path(__file__).parents[2]
 #: Seconds until a rank that does not answer is a hang. A guard, never a measure.
@@ -93,12 +93,6 @@ def ranks(kind: str, endpoint: str) -> Iterator[Ranks]:
             yield made
         finally:
             made.close()
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with broker() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

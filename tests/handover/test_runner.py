@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,26 +13,12 @@ from runner_adapter.merge import MergeRules
 from runner_adapter.plan import StepPlan
 from runner_adapter.runner import Received, RunnerAdapter
 from runner_adapter.talker import Talker
-from tests.handover.links import CONFIG, LAYER_0, TO, Link, broker, ids, link
-from tests.handover.middle import NEXT, RIDS, Middle, hidden, only_reads, plan_of
+from tests.handover.links import CONFIG, LAYER_0, TO, Link, ids
+from tests.handover.middle import NEXT, Middle, hidden, only_reads, plan_of
 from tests.runner_adapter.models import WIDTH, HookModel, TalkingModel, flat, raises, talks
 
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with broker(put_timeout=5.0) as found:
-        yield found
-
-
-@pytest.fixture
-def pair(endpoint: str) -> Iterator[Link]:
-    with link(endpoint, RIDS) as made:
-        yield made
-
-
-@pytest.fixture
-def middle(pair: Link) -> Middle:
-    return Middle(pair)
+BROKER = {"put_timeout": 5.0}
+RIDS = ["a", "b", "c"]
 
 
 # -- the beginning of a step ----------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,28 +10,15 @@ import torch
 
 from connector import errors
 from runner_adapter.runner import Received, RunnerAdapter
-from tests.handover.links import TO, Link, broker, ids, link
-from tests.handover.middle import NEXT, RIDS, Middle, hidden, plan_of
+from tests.handover.links import TO, Link, ids
+from tests.handover.middle import NEXT, Middle, hidden, plan_of
 from tests.runner_adapter.models import HookModel, raises
 
 STRANGE = "request-7"
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with broker(put_timeout=5.0) as found:
-        yield found
-
-
-@pytest.fixture
-def pair(endpoint: str) -> Iterator[Link]:
-    with link(endpoint, [*RIDS, "request-1", STRANGE]) as made:
-        yield made
-
-
-@pytest.fixture
-def middle(pair: Link) -> Middle:
-    return Middle(pair)
+BROKER = {"put_timeout": 5.0}
+RIDS = ["a", "b", "c", "request-1", STRANGE]
 
 
 def rids_at_the_broker(middle: Middle) -> set[str]:

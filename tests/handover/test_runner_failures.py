@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,26 +10,12 @@ import torch
 from connector import errors
 from runner_adapter.failing import Failing
 from runner_adapter.runner import Received, RunnerAdapter
-from tests.handover.links import CONFIG, IDS, TO, Link, broker, ids, keyed, link
-from tests.handover.middle import NEXT, RIDS, Middle, hidden, only_reads, plan_of
+from tests.handover.links import CONFIG, IDS, TO, Link, ids, keyed
+from tests.handover.middle import NEXT, Middle, hidden, only_reads, plan_of
 from tests.runner_adapter.models import HookModel, flat, raises
 
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with broker(put_timeout=5.0) as found:
-        yield found
-
-
-@pytest.fixture
-def pair(endpoint: str) -> Iterator[Link]:
-    with link(endpoint, RIDS) as made:
-        yield made
-
-
-@pytest.fixture
-def middle(pair: Link) -> Middle:
-    return Middle(pair)
+BROKER = {"put_timeout": 5.0}
+RIDS = ["a", "b", "c"]
 
 
 def test_a_failure_is_told_to_both_neighbours_at_once(middle: Middle) -> None:

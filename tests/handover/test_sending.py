@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,9 +19,7 @@ from tests.handover.links import (
     TO,
     Gate,
     Link,
-    broker,
     ids,
-    link,
     read,
     received,
     with_calls,
@@ -34,16 +31,7 @@ RIDS = [*"abcdrst", "good", "bad", "bad-1", "held", "waits", "queued", "req-a-b"
 BOTH = pytest.mark.parametrize("background", [False, True], ids=["inline", "background"])
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with broker(put_timeout=2.0) as found:
-        yield found
-
-
-@pytest.fixture
-def pair(endpoint: str) -> Iterator[Link]:
-    with link(endpoint, RIDS) as made:
-        yield made
+BROKER = {"put_timeout": 2.0}
 
 
 # -- the model's next step ------------------------------------------------------------------------

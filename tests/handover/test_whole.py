@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from connector import errors
 from runner_adapter import MergeRules
-from tests.handover.links import AUDIO, CONFIG, IDS, Link, broker, ids, keyed, link, with_calls
+from tests.handover.links import AUDIO, CONFIG, IDS, Link, ids, keyed, with_calls
 
 GROWS = MergeRules(accumulated=[IDS])
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with broker() as found:
-        yield found
-
-
-@pytest.fixture
-def pair(endpoint: str) -> Iterator[Link]:
-    with link(endpoint, ["r", "s"]) as made:
-        yield made
+RIDS = ["r", "s"]
 
 
 @pytest.mark.parametrize("background", [False, True])

@@ -19,16 +19,10 @@ from runner_adapter.adapters.transformers import HfStageRunner, HfTalker
 from runner_adapter.adapters.transformers.packing import ByRow
 from tests.runner_adapter.hf_omni import ACCEPTED, COMES, DEMO, Forwards, Models, Outputs, Talking, run, talk
 
-pytestmark = pytest.mark.filterwarnings("ignore:Passing `repetition_penalty`:UserWarning")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """The model is too small to share out, and threads that wait for each other would take the machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:Passing `repetition_penalty`:UserWarning"),
+]
 
 
 @pytest.fixture(scope="module")

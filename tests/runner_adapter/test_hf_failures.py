@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ from connector import errors
 from runner_adapter.adapters.transformers import HfStageRunner, RowOutput
 from tests.runner_adapter.hf_omni import Forwards
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 SIZES: dict[str, Any] = {
     "vocab_size": 100,
     "hidden_size": 32,
@@ -40,14 +41,6 @@ LENGTHS = {"a": 3, "bad": 14, "b": 5}
 EXACT = pytest.mark.parametrize("exact", [True, False], ids=["exact", "packed"])
 
 Logits = list[torch.Tensor]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -15,11 +15,9 @@ def refuse_late(state: State, session: Session, edge: Edge, rid: str, seen: int)
     Raises RequestAborted, and counts. A session that finished or began the rid after the abort means a new use.
     """
     tomb = state.tombstones.get(rid)
-    if tomb is not None and tomb.aborted and seen < tomb.number:
-        if session.cleared.get(rid) == tomb.number or _is_others(session, tomb, rid):
-            return
+    if tomb is not None and is_unheard(state, session, rid, seen):
         reason = tomb.reason
-    elif seen >= state.forgotten or rid in state.lives or rid in session.past:
+    elif (tomb is not None and tomb.aborted) or seen >= state.forgotten or rid in state.lives or rid in session.past:
         return
     else:
         reason = "the session lags: this rid may be an aborted one"
@@ -28,16 +26,13 @@ def refuse_late(state: State, session: Session, edge: Edge, rid: str, seen: int)
     raise RequestAborted("the request was aborted before this put arrived", rid=rid, edge=str(edge), reason=reason)
 
 
-def is_unheard(state: State, session: Session, rid: str) -> bool:
-    """Whether the rid was aborted, and what the session says of it was said before it had heard that."""
+def is_unheard(state: State, session: Session, rid: str, seen: int | None = None) -> bool:
+    """Whether the rid was aborted, and what the session says of it was said before it had heard that: having `seen`
+    so much (None: what it has now), and not having finished or begun the rid since."""
     tomb = state.tombstones.get(rid)
-    return (
-        tomb is not None
-        and tomb.aborted
-        and session.seen < tomb.number
-        and session.cleared.get(rid, tomb.number - 1) < tomb.number
-        and not _is_others(session, tomb, rid)
-    )
+    if tomb is None or not tomb.aborted or (session.seen if seen is None else seen) >= tomb.number:
+        return False
+    return session.cleared.get(rid) != tomb.number and not _is_others(session, tomb, rid)
 
 
 def _is_others(session: Session, tomb: Tombstone, rid: str) -> bool:

@@ -14,14 +14,13 @@ from transformers.cache_utils import Cache, EncoderDecoderCache, StaticLayer
 from transformers.generation import GenerationMode
 
 from connector import errors
+from runner_adapter.talker import is_seed
 
 #: Arguments of generate() that have no meaning for a request that is run step by step.
 _REFUSED = ("assistant_model", "cache", "custom_generate", "past_key_values", "streamer", "synced_gpus")
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 #: Ids, in a model's config, whose rows a model may put in itself; they need not be in its vocabulary.
 _PLACEHOLDERS = ("image_token_id", "audio_token_id", "video_token_id")
-#: What torch takes as a seed: [least, limit).
-_SEEDS = (-(2**63), 2**64)
 #: What generate() raises for what it does not take or has not at hand, and an encoder for features it cannot read.
 _NOT_TAKEN = (ValueError, TypeError, LookupError, AttributeError, ImportError, RuntimeError)
 
@@ -175,9 +174,7 @@ def _check(model: Any, rid: str, prepared: Prepared, seed: int | None) -> Cache:
 
 
 def _check_seed(rid: str, seed: object) -> None:
-    least, limit = _SEEDS
-    whole = isinstance(seed, int) and not isinstance(seed, bool) and least <= seed < limit
-    if seed is not None and not whole:
+    if seed is not None and not is_seed(seed):
         raise errors.UsageError("a seed is a whole number of 64 bits", rid=rid, given=f"{seed!r}"[:40])
 
 
