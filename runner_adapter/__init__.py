@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from runner_adapter.config import AdapterConfig, TransferConfig
     from runner_adapter.connecting import connect_adapter
     from runner_adapter.hooks import Hooks
-    from runner_adapter.inbox import Arrived, Inbox
+    from runner_adapter.inbox import Arrived, Bystander, Inbox
     from runner_adapter.kwargs import forward_kwargs, read_kwargs
     from runner_adapter.maps import BatchMaps, gather
     from runner_adapter.merge import MergeRules
@@ -38,6 +38,7 @@ _HOMES = {
     "Arrived": "inbox",
     "BatchMaps": "maps",
     "BroadcastInbox": "ranks",
+    "Bystander": "inbox",
     "DeviceRows": "staging",
     "EachRank": "ranks",
     "Hooks": "hooks",
@@ -74,6 +75,7 @@ __all__ = [
     "Arrived",
     "BatchMaps",
     "BroadcastInbox",
+    "Bystander",
     "DeviceRows",
     "EachRank",
     "Hooks",

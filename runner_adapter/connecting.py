@@ -14,7 +14,7 @@ import torch.distributed as dist
 import connector
 from connector import Node, errors
 from runner_adapter.config import AdapterConfig, TransferConfig
-from runner_adapter.inbox import Inbox
+from runner_adapter.inbox import Bystander, Inbox
 from runner_adapter.merge import MergeRules
 from runner_adapter.outbox import Outbox
 from runner_adapter.ranks import BroadcastInbox, EachRank
@@ -96,12 +96,13 @@ def _source(
     group: dist.ProcessGroup | None,
     device: torch.device | str,
 ) -> Source:
-    """What this rank reads by; `node` is of no use to a rank that is given what rank 0 reads, but for its abort."""
+    """What this rank reads by. One that is given what rank 0 reads has `node` for its abort."""
     if group is None:
         return Inbox(node, node.edge(reads, stage), full_payload=full_payload)
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     if settings.ranks == "each":
         edge = node.edge(reads, stage, reader=rank, readers=ranks)
         return EachRank(Inbox(node, edge, full_payload=full_payload), group, device=device)
-    inbox = Inbox(node, node.edge(reads, stage), full_payload=full_payload) if rank == 0 else None
-    return BroadcastInbox(inbox, group, device=device)
+    edge = node.edge(reads, stage)
+    here = Inbox(node, edge, full_payload=full_payload) if rank == 0 else Bystander(node, edge)
+    return BroadcastInbox(here, group, device=device)

@@ -57,6 +57,21 @@ def enter(node: Node, rid: str, say: Callable[[str], None]) -> None:
     say(rid)
 
 
+class Bystander:
+    """`node` of a rank that is given what another one reads: it is in the same uses of the rids on `edge`, so that its
+    abort means the one that failed, and no other."""
+
+    def __init__(self, node: Node, edge: Edge) -> None:
+        own(node, self)
+        self._node, self._edge = node, edge
+
+    def begin(self, rid: str) -> None:
+        enter(self._node, rid, self._edge.expect)
+
+    def finish(self, rid: str) -> None:
+        self._node.finish(rid)
+
+
 @dataclass(slots=True)
 class Arrived:
     """What one step gets: payloads by rid, in order; rids whose input is complete; rids that failed, and why.

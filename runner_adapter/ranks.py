@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from connector import ConnectorError, errors
-from runner_adapter.inbox import Arrived, Inbox
+from runner_adapter.inbox import Arrived, Bystander, Inbox
 
 #: Each tensor begins at a multiple of this in the bytes that travel: of any dtype's size.
 _ALIGNMENT = 64
@@ -28,19 +28,25 @@ _DTYPES = {str(found): found for found in vars(torch).values() if isinstance(fou
 
 
 class BroadcastInbox:
-    """`inbox` at rank 0 of the group (None: all processes), None at the others. `device`: what the group's backend
-    moves, and where the other ranks get their tensors; "cpu" with gloo.
+    """`inbox` at rank 0 of the group (None: all processes); at the others a Bystander if they abort by a node of their
+    own, or else None. `device`: what the group's backend moves, and where the other ranks get their tensors; "cpu" with
+    gloo.
 
     An error that rank 0 raises is raised by all; if it is no ConnectorError, the others raise InvariantBroken.
     UsageError at each rank that has an inbox and should not, or the other way round.
     """
 
     def __init__(
-        self, inbox: Inbox | None, group: dist.ProcessGroup | None = None, *, device: torch.device | str = "cpu"
+        self,
+        inbox: Inbox | Bystander | None,
+        group: dist.ProcessGroup | None = None,
+        *,
+        device: torch.device | str = "cpu",
     ) -> None:
-        if (dist.get_rank(group) == 0) is (inbox is None):
+        if (dist.get_rank(group) == 0) is not isinstance(inbox, Inbox):
             raise errors.UsageError("rank 0 of the group has the inbox, no other", rank=dist.get_rank(group))
-        self._inbox, self._group, self._device = inbox, group, torch.device(device)
+        self._inbox = inbox if isinstance(inbox, Inbox) else None
+        self._here, self._group, self._device = inbox, group, torch.device(device)
         self._source = 0 if group is None else dist.get_global_rank(group, 0)
 
     def pull(self, ready: Iterable[str]) -> Arrived:
@@ -57,9 +63,9 @@ class BroadcastInbox:
         return self._inbox is None or _wait(self._inbox, timeout)
 
     def begin(self, rid: str) -> None:
-        """As `Inbox.begin`. Rank 0's word counts; the others' does nothing."""
-        if self._inbox is not None:
-            self._inbox.begin(rid)
+        """As `Inbox.begin`; each rank does it for its own node."""
+        if self._here is not None:
+            self._here.begin(rid)
 
     def fail(self, rid: str, error: ConnectorError) -> None:
         """As `Inbox.fail`. Rank 0's word counts, and is told by the next pull; the others' does nothing."""
@@ -67,9 +73,9 @@ class BroadcastInbox:
             self._inbox.fail(rid, error)
 
     def finish(self, rid: str) -> None:
-        """As `Inbox.finish`. Rank 0's word counts; the others' does nothing."""
-        if self._inbox is not None:
-            self._inbox.finish(rid)
+        """As `Inbox.finish`; each rank does it for its own node."""
+        if self._here is not None:
+            self._here.finish(rid)
 
     def _shared(self, read: Callable[[Inbox], Arrived]) -> Arrived:
         if self._inbox is None:

@@ -130,7 +130,7 @@ class EdgeVerbs:
             self._session.must_be_open()
             if not sends:
                 self.channel.expect(rid)
-            self._session.post(msg.Enter(0, rid, sends))
+            self._session.post(msg.Enter(0, self.name, rid, sends))
         self._session.wake()
 
     def _poll(self, copy: bool | None) -> Verb[Polled]:
@@ -278,12 +278,14 @@ class Edge(EdgeVerbs):
 
     def open(self, rid: str) -> None:
         """This node is in the rid's use, and will put to it: readers that expect the use get nothing of a later one
-        before they have finished it, although nothing may be put at all. `Node.finish` ends it."""
+        before they have finished it, although nothing may be put at all, and hear WriterDied should this process die
+        before its first put. `Node.finish` ends it."""
         self._enter(rid, sends=True)
 
     def expect(self, rid: str) -> None:
         """This node is in the rid's use, of which nothing may have come yet: should it be aborted before anything
-        comes, `poll` says so, in `failed`; nothing of a later use comes before `Node.finish`, which means this one.
+        comes, or its sender die, `poll` says so, in `failed`; nothing of a later use comes before `Node.finish`, which
+        means this one.
 
         Aborts that this node has heard of before are not meant. A rid that is not expected, and of which nothing has
         come, is nothing to poll.

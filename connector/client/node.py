@@ -218,8 +218,8 @@ class Node(NodeBase):
     def abort(self, rid: str, reason: str = "aborted", *, mine: bool = False) -> dict[str, Any]:
         """End the rid everywhere. Returns what that freed: payloads, bytes, and payloads still held by readers.
 
-        `mine`: the use that this node is in (it has put, got, opened or expected something of it); one that others have
-        begun under the rid since is not meant.
+        `mine`: the use that this node is in (it has put, got, opened or expected something of it); neither one that
+        others have begun under the rid since is meant, nor one before, which it has finished and others still read.
         """
         return run(self._abort(rid, reason, mine))
 

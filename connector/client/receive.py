@@ -116,6 +116,8 @@ def _notices(session: Session, message: msg.Notices) -> None:
     if message.lost:
         for stream in session.outgoing.streams.values():
             stream.unsure = True
+    # A node that is idle says nothing else, and the broker keeps the next ones until it knows that these were heard.
+    session.post(msg.Pong())
 
 
 def _drop_former(session: Session, notice: Notice) -> None:

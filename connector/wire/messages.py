@@ -1,8 +1,7 @@
 """The messages, one class each. A class's `code` is its number on the wire and never changes meaning.
 
-Client to broker below 64, broker to client from 64. `request` numbers are the client's own and come
-back in the answer; `number` is the session's counter of state-changing messages (see the directory's
-events), so that a retry is applied once.
+Client to broker below 64, broker to client from 64. `request` numbers are the client's own and come back in the answer;
+`number` counts what changes state (see the directory's events): a retry is applied once.
 """
 
 from __future__ import annotations
@@ -168,6 +167,8 @@ class Bye(Message):
 
 @dataclass(slots=True)
 class Pong(Message):
+    """Answers Ping and Notices: nothing but that the session has heard."""
+
     code = 15
     checks = ()
 
@@ -232,8 +233,9 @@ class Enter(Message):
     """The session is in the rid's use from now on, before it has put (`sends`) or got anything of it."""
 
     code = 21
-    checks = (f.WORD, f.RID, f.flag)
+    checks = (f.WORD, f.EDGE, f.RID, f.flag)
     number: int
+    edge: Edge
     rid: str
     sends: bool
 

@@ -149,3 +149,23 @@ def test_an_abort_of_ones_own_use_spares_the_next(writer: Node, reader: Node, ou
     reader.finish("r")
     settle(writer, reader)
     assert values(into.poll()["r"]) == [2, 3]
+
+
+def test_an_idle_node_hears_one_abort_after_the_other() -> None:
+    """Each is told when the one before was heard, and a node that only waits says nothing else for an hour."""
+    settings = {"heartbeat": 3600, "suspect_after": 7200}
+    with (
+        connector.connect(stage="writer", embedded=True, pool="1MiB", **settings) as writer,
+        connector.connect(stage="reader", endpoint=writer.endpoint) as reader,
+    ):
+        into = reader.edge("writer", "reader")
+        into.poll()
+        for rid in "abc":
+            into.expect(rid)
+        reader.flush()
+        for rid in "abc":
+            writer.abort(rid)
+        failed: set[str] = set()
+        while failed != set("abc"):
+            assert into.wait(20.0), failed
+            failed |= into.poll().failed.keys()

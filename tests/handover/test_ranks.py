@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 import connector
 from connector import Polled, errors
-from runner_adapter.inbox import Inbox
+from runner_adapter.inbox import Bystander, Inbox
 from runner_adapter.ranks import BroadcastInbox, EachRank
 from tests.handover.links import FROM, TO, Link, keyed, link
 
@@ -210,6 +210,25 @@ def test_a_rid_that_is_finished_and_new_starts_clean_at_all_ranks(stage: Stage) 
     made.both("finish", "r")
 
 
+def test_the_abort_of_any_rank_is_of_the_use_that_it_is_in(stage: Stage) -> None:
+    """Also of a rank that reads nothing itself: the sender has begun the next."""
+    made, put = stage.ranks, stage.put
+    for rank in (0, 1):
+        made.both("begin", "r")
+        put("r", keyed("r", 1), last=True)
+        assert made.both("pull", "r")["payloads"] == {"r": [words("r", 1)]}
+        stage.sender.finish("r")
+        put("r", keyed("r", 2), last=True)
+        made.say("abort", "r", only=rank)
+        made.both("finish", "r")
+        made.both("begin", "r")
+        stage.settle()
+        assert made.both("pull", "r") == {"payloads": {"r": [words("r", 2)]}, "ended": ["r"], "failed": {}}
+        made.both("finish", "r")
+        stage.sender.finish("r")
+        stage.settle()
+
+
 def test_what_one_rank_lacks_waits_at_the_other(each: Stage) -> None:
     """Readers of their own hear at different times: the step gets what both have, and END when both have it."""
     made, put = each.ranks, each.put
@@ -296,11 +315,15 @@ class _Rank:
         self.number = number
         self.node = connector.connect(stage=TO, endpoint=endpoint)
         self.inbox: Inbox | None = None
+        readers = 2 if kind == "each" else 1
+        self.edge = self.node.edge(FROM, kind, reader=number % readers, readers=readers)
         if kind == "each" or number == 0:
-            readers = 2 if kind == "each" else 1
-            self.edge = self.node.edge(FROM, kind, reader=number % readers, readers=readers)
             self.inbox = Inbox(self.node, self.edge)
-        self.shared = BroadcastInbox(self.inbox) if kind == "broadcast" or self.inbox is None else EachRank(self.inbox)
+        self.shared: BroadcastInbox | EachRank
+        if kind == "each" and self.inbox is not None:
+            self.shared = EachRank(self.inbox)
+        else:
+            self.shared = BroadcastInbox(self.inbox or Bystander(self.node, self.edge))
 
     def do_settle(self) -> None:
         self.node.status()
@@ -321,6 +344,12 @@ class _Rank:
 
     def do_wait(self) -> bool:
         return self.shared.wait(0.0)
+
+    def do_begin(self, rid: str) -> None:
+        self.shared.begin(rid)
+
+    def do_abort(self, rid: str) -> None:
+        self.node.abort(rid, mine=True)
 
     def do_finish(self, *rids: str) -> None:
         for rid in rids:

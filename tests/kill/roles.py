@@ -11,10 +11,12 @@ import torch
 import connector
 from connector import Edge, Node, Payload, errors
 from connector.arena import blocks, tensors
+from runner_adapter import TransferConfig, connect_adapter
 from tests.kill.host import Pipe
 
 #: Words (int32) of a chunk, two tensors together.
 WORDS = 512
+TRANSFER = TransferConfig.from_mapping({"enabled": True, "items": ["ids"], "key_templates": {"ids": "{rid}-{id_type}"}})
 
 
 def chunk(rid: str, index: int) -> dict[str, torch.Tensor]:
@@ -91,6 +93,16 @@ def stopped_writer(
         out.put(rid, chunk(rid, before), last=last)
     node.flush()
     pipe.tell("stopped")
+    _rest()
+
+
+def opened_stage(pipe: Pipe, endpoint: str, edge: list[str], rid: str) -> None:
+    """The adapter of a stage that has begun the request, and puts nothing."""
+    adapter = connect_adapter(object(), TRANSFER, stage=edge[0], sends=edge[1], endpoint=endpoint)
+    adapter.begin_step(new=[rid], scheduled=[rid])
+    assert adapter.outbox is not None
+    adapter.outbox.flush()
+    pipe.tell("begun")
     _rest()
 
 
@@ -233,6 +245,7 @@ ROLES: dict[str, Callable[..., None]] = {
     role.__name__: role
     for role in (
         stopped_writer,
+        opened_stage,
         streaming_writer,
         racing_writer,
         batching_writer,

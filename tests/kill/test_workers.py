@@ -11,10 +11,11 @@ import pytest
 
 import connector
 from connector import Node, Payload, errors
+from runner_adapter import connect_adapter
 from tests.kill.brokers import NO_PIDFD, assert_settled, broker, eventually
 from tests.kill.conftest import Scene
 from tests.kill.host import Worker
-from tests.kill.roles import check, chunk
+from tests.kill.roles import TRANSFER, check, chunk
 
 
 def _rid() -> str:
@@ -151,6 +152,25 @@ def test_a_writer_killed_after_seal_loses_nothing(scene: Scene, waiting: bool) -
     else:
         assert [reader.expect("took")["count"] for _ in range(4)] == [1, 2, 3, 4]
         assert reader.expect("broke") == {"count": 4, "kind": "WriterDied"}
+
+
+def test_a_stage_killed_before_its_first_chunk_fails_the_request_in_the_next(scene: Scene) -> None:
+    """And no other one."""
+    rid, other = _rid(), _rid()
+    begins, waits = _edge(rid)
+    with connect_adapter(object(), TRANSFER, stage=waits, reads=begins, endpoint=scene.node.endpoint) as adapter:
+        writer = scene.host.start("opened_stage", endpoint=scene.node.endpoint, edge=(begins, waits), rid=rid)
+        writer.expect("begun")
+        adapter.begin_step(new=[rid, other], scheduled=[rid, other])
+        adapter.receive()
+        assert adapter.failures() == {}
+        _kill(scene, writer)
+        assert adapter.wait(20.0)
+        adapter.begin_step(scheduled=[rid, other])
+        adapter.receive()
+        failed = adapter.failures()
+        assert {found: type(error) for found, error in failed.items()} == {rid: errors.WriterDied}
+        adapter.begin_step(finished=[rid, other])
 
 
 def test_a_writer_killed_after_end_fails_nobody(scene: Scene) -> None:

@@ -136,7 +136,7 @@ FIELDS: dict[type[msg.Message], list[Kind]] = {
     msg.Begin: [WORD, RID],
     msg.Finish: [WORD, RID, FLAG],
     msg.Abort: [WORD, WORD, RID, text(4096), FLAG],
-    msg.Enter: [WORD, RID, FLAG],
+    msg.Enter: [WORD, EDGE, RID, FLAG],
     msg.Bye: [many(HOLD, 1_000_000)],
     msg.Pong: [],
     msg.Status: [WORD, short(32)],

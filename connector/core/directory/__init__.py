@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Callable
 
 from connector.core.directory import (
+    aborts,
     checks,
     deadlock,
     delivery,
@@ -51,7 +52,7 @@ HANDLERS: dict[type[ev.Event], Callable[..., None]] = {
     ev.Began: lives.began,
     ev.Entered: lives.entered,
     ev.Finished: lives.finished,
-    ev.Aborted: lives.aborted,
+    ev.Aborted: aborts.aborted,
     ev.Removed: operator.removed,
     ev.Inspected: operator.inspected,
 }

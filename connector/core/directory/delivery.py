@@ -162,8 +162,9 @@ def front(edge: EdgeState, rid: str, reader: int) -> Stream | None:
 
 
 def _may_see(state: State, session: Session, edge: EdgeState, stream: Stream, reader: int) -> bool:
-    """A session that has not finished an older life of the rid, on whatever edge, is kept from the next one."""
-    if edge.subscriptions[reader].readers != stream.readers:
+    """A session that has not finished an older life of the rid, on whatever edge, is kept from the next one; so is one
+    that was not sent the older one's abort."""
+    if edge.subscriptions[reader].readers != stream.readers or stream.rid in session.notices:
         return False
     bound = session.bound.get(stream.rid)
     if bound is not None and not _is_nobodys(session, bound, stream.life):
@@ -237,7 +238,7 @@ def _deliver(state: State, session: Session, chunk: Chunk, reader: int, claimed_
     else:
         place = (stream.edge, reader)
         session.pushed[place] = session.pushed.get(place, 0) + 1
-    lives.bind(session, stream.life)
+    lives.bind(state, session, stream.life)
     if not flags & Flags.END_ONLY:
         answer_takes(session, stream.edge, reader, stream.rid, 1)
     state.tell("delivered", stream.edge, stream.rid, chunk.index, session.id)

@@ -183,9 +183,10 @@ class Began(Event):
 
 @dataclass(frozen=True, slots=True)
 class Entered(Event):
-    """The session is in the rid's use, of which it has put (`sends`) or got nothing yet."""
+    """The session is in the rid's use, of which it has put (`sends`) or got nothing yet on the edge."""
 
     number: int
+    edge: Edge
     rid: str
     sends: bool
 

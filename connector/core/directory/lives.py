@@ -7,11 +7,11 @@ Its puts belong to that life, whatever other sessions do with the rid meanwhile.
 from __future__ import annotations
 
 from connector.core.directory import delivery, releasing, room, tombs, unclaimed
-from connector.core.directory.effects import Done, StreamFailed
-from connector.core.directory.events import Aborted, Began, Entered, Finished
+from connector.core.directory.effects import StreamFailed
+from connector.core.directory.events import Began, Entered, Finished
 from connector.core.directory.objects import Life, Session, Stream
 from connector.core.directory.state import State
-from connector.core.errors import ConnectorError, RequestAborted, StreamGap
+from connector.core.errors import ConnectorError, StreamGap
 from connector.core.names import Edge
 
 # -- who is in it ---------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def join(state: State, session: Session, life: Life) -> None:
         lives.sort(key=lambda other: other.number)
     life.senders.add(session.id)
     if life.rid not in session.bound:
-        bind(session, life)
+        bind(state, session, life)
     touched(session, life)
 
 
@@ -76,11 +76,15 @@ def stream_of(state: State, life: Life, edge: Edge) -> Stream:
     return stream
 
 
-def bind(session: Session, life: Life) -> None:
-    """The session is in the life from now on. An older one that it has not finished is kept in mind."""
-    if session.bound.get(life.rid) is not life:
+def bind(state: State, session: Session, life: Life) -> None:
+    """The session is in the life from now on. One that it has only waited in, and that is nobody's, it has left."""
+    left = session.bound.get(life.rid)
+    if left is not life:
         session.bound[life.rid] = life
         life.bound.add(session.id)
+    if left is not None and left is not life:
+        left.bound.discard(session.id)
+        end_if_done(state, left)
     if session.past.get(life.rid) is life:
         del session.past[life.rid]
 
@@ -90,7 +94,7 @@ def touched(session: Session, life: Life) -> None:
     past = session.past.get(life.rid)
     if past is not None and past.number < life.number:
         del session.past[life.rid]
-    if session.thrown_out.get(life.rid, life.number) < life.number:
+    if life.rid in session.thrown_out and session.thrown_out[life.rid].number < life.number:
         del session.thrown_out[life.rid]
 
 
@@ -120,6 +124,24 @@ def fail_stream(state: State, stream: Stream, error: ConnectorError) -> None:
     room.refuse_waiters(state, state.edge(stream.edge), stream.rid, error, stream.writers)
     delivery.touch(state, stream)
     unclaimed.watch(state, stream)
+
+
+def open_for_end(state: State, session: Session, life: Life) -> None:
+    """A session goes that is in the life: the streams that it said it would put to are its own, so that who waits for
+    them, in this use, is told. What nobody in the use waits for is left alone."""
+    for edge in sorted(edge for opener, edge in life.opened if opener == session.id):
+        stream = life.streams.get(edge)
+        if stream is None and edge not in life.counts:
+            subscriptions = state.edge(edge).subscriptions
+            waiting = {reader for reader, known in subscriptions.items() if known.session in life.bound}
+            if not waiting:
+                continue
+            stream = stream_of(state, life, edge)
+            delivery.open_shares(state, stream, next(iter(subscriptions.values())).readers)
+            for reader, share in enumerate(stream.shares):
+                share.closed = share.closed or reader not in waiting
+        if stream is not None:
+            stream.writers.add(session.id)
 
 
 def end_stream(state: State, stream: Stream) -> None:
@@ -175,15 +197,24 @@ def _remove_stream(state: State, stream: Stream) -> None:
     del life.streams[stream.edge]
     life.counts[stream.edge] = stream.end if stream.end is not None else stream.high
     edge = state.edge(stream.edge)
-    streams = edge.streams[stream.rid]
-    streams.remove(stream)
-    if not streams:
-        del edge.streams[stream.rid]
+    if not take_out(state, stream):
         for reader, subscription in edge.subscriptions.items():
             session = state.sessions[subscription.session]
             if (edge.edge, reader, stream.rid) not in session.taking:
                 subscription.claims.discard(stream.rid)
     delivery.touch(state, stream)
+
+
+def take_out(state: State, stream: Stream) -> bool:
+    """The stream is gone from its edge; whether there are others of its rid."""
+    edge, rid = state.edge(stream.edge), stream.rid
+    edge.gone[rid] = max(stream.life.number, edge.gone.pop(rid, 0))
+    while len(edge.gone) > state.settings.max_past:
+        edge.gone.popitem(last=False)
+    edge.streams[rid].remove(stream)
+    if not edge.streams[rid]:
+        del edge.streams[rid]
+    return rid in edge.streams
 
 
 # -- how lives end --------------------------------------------------------------------------------
@@ -199,7 +230,7 @@ def end_if_done(state: State, life: Life) -> None:
 
 def end_life(state: State, life: Life) -> None:
     """All senders ended, all readers released: numbered, remembered until every session has passed."""
-    _bury(state, life)
+    bury(state, life)
     tombs.remember_end(state, life.rid)
     for number in sorted(life.bound):
         session = state.sessions.get(number)
@@ -211,7 +242,7 @@ def end_life(state: State, life: Life) -> None:
         unbind(state, session, life.rid)
 
 
-def _bury(state: State, life: Life) -> None:
+def bury(state: State, life: Life) -> None:
     life.over = True
     lives = state.lives.get(life.rid, [])
     if life in lives:
@@ -223,14 +254,15 @@ def _bury(state: State, life: Life) -> None:
 def began(state: State, event: Began) -> None:
     """The session starts a new life of the rid, whatever it did with it before."""
     session = state.session(event.session)
-    tombs.clear(state, session, event.rid)
+    session.deferred.pop(event.rid, None)
+    tombs.clear(session, event.rid)
     session.thrown_out.pop(event.rid, None)
     session.past.pop(event.rid, None)
     fresh = _untouched(state, session, event.rid)
     for life in list(state.lives.get(event.rid, ())):
         if life is not fresh:
             _finish_life(state, session, life)
-    bind(session, fresh or open_life(state, event.rid))
+    bind(state, session, fresh or open_life(state, event.rid))
 
 
 def _untouched(state: State, session: Session, rid: str) -> Life | None:
@@ -245,16 +277,17 @@ def entered(state: State, event: Entered) -> None:
     """The session is in a use of the rid before it has put or got anything of it: so its finish means that one, and
     nothing of the next is sent to it before."""
     session, rid = state.session(event.session), event.rid
-    if tombs.is_unheard(state, session, rid):
+    if tombs.is_unheard(session, rid):
         # That may have been its use. It will hear.
         return
     life = session.past.get(rid) or session.bound.get(rid)
     if life is None:
         life = _to_enter(state, session, rid) or open_life(state, rid)
-        bind(session, life)
+        bind(state, session, life)
     life.entered.add(session.id)
     if event.sends:
         life.senders.add(session.id)
+        life.opened.add((session.id, event.edge))
 
 
 def _to_enter(state: State, session: Session, rid: str) -> Life | None:
@@ -262,6 +295,17 @@ def _to_enter(state: State, session: Session, rid: str) -> Life | None:
     found = [life for life in state.lives.get(rid, ()) if session.id not in life.finished_by]
     owed = [life for life in found if delivery.is_owed(session, life)]
     return owed[0] if owed else found[-1] if found else None
+
+
+def is_in_older(state: State, session: Session, rid: str, first: int) -> bool:
+    """Whether the session is in a life before number `first`, not having finished it, or is owed something of one."""
+    out = session.thrown_out.get(rid)
+    if out is not None and session.id in out.entered:
+        return out.number < first
+    life = session.past.get(rid) or session.bound.get(rid)
+    if life is not None:
+        return life.number < first
+    return any(delivery.is_owed(session, older) for older in state.lives.get(rid, ()) if older.number < first)
 
 
 def finished(state: State, event: Finished) -> None:
@@ -272,13 +316,15 @@ def finished(state: State, event: Finished) -> None:
     that it means the aborted one, of which it may have had nothing.
     """
     session, rid = state.session(event.session), event.rid
-    of_the_aborted = event.aborted or tombs.is_unheard(state, session, rid)
-    tombs.clear(state, session, rid)
+    of_the_aborted = event.aborted or tombs.is_unheard(session, rid)
+    tombs.clear(session, rid)
     for subscription in session.subscriptions.values():
         subscription.claims.discard(rid)
     thrown_out = session.thrown_out.pop(rid, None)
     if not of_the_aborted:
         _finish_lives(state, session, rid, thrown_out is not None)
+    if rid in session.deferred and not is_in_older(state, session, rid, session.deferred[rid][0].first):
+        tombs.tell_deferred(state, session, rid)
     for edge, reader in session.subscriptions:
         delivery.touch_rid(state, state.edge(edge), reader, rid)
 
@@ -312,67 +358,3 @@ def _finish_life(state: State, session: Session, life: Life) -> None:
             if edge == stream.edge and subscription.readers == stream.readers:
                 close_share(state, stream, reader)
     end_if_done(state, life)
-
-
-def aborted(state: State, event: Aborted) -> None:
-    """Anyone ends the rid everywhere; reports what it freed."""
-    freed = size = held = 0
-    state.counters["aborts"] += 1
-    last = _last_meant(state, event)
-    meant = [life for life in state.lives.get(event.rid, ()) if last is None or life.number <= last]
-    drained = [session.past[event.rid] for session in state.sessions.values() if event.rid in session.past]
-    through = [life.finished_by for life in [*meant, *drained] if last is None or life.number <= last]
-    if last is not None and not through:
-        # It is aborted already, and whoever was in it has been told.
-        facts = {"payloads": 0, "bytes": 0, "held": 0, "number": state.number}
-        if event.request:
-            state.emit(Done(event.session, event.request, facts))
-        return
-    done = frozenset(set.intersection(*through)) if through else frozenset()
-    for life in meant:
-        _bury(state, life)
-        for stream in list(life.streams.values()):
-            got = _abort_stream(state, stream, event.reason)
-            freed, size, held = freed + got[0], size + got[1], held + got[2]
-        life.streams.clear()
-        for number in sorted(life.bound):
-            if number in state.sessions:
-                tombs.throw_out(state, state.sessions[number], life)
-                unbind(state, state.sessions[number], event.rid)
-    error = RequestAborted("the request was aborted", rid=event.rid, reason=event.reason)
-    for edge in state.edges.values():
-        room.refuse_waiters(state, edge, event.rid, error)
-    tomb = tombs.remember_abort(state, event.rid, event.reason, last, done)
-    state.log("info", "request aborted", rid=event.rid, reason=event.reason, payloads=freed, held=held)
-    if event.request:
-        facts = {"payloads": freed, "bytes": size, "held": held, "number": tomb.number}
-        state.emit(Done(event.session, event.request, facts))
-
-
-def _last_meant(state: State, event: Aborted) -> int | None:
-    """The last life that an abort means; None: each that there is."""
-    session = state.sessions.get(event.session)
-    if not event.mine or session is None:
-        return None
-    if event.rid in session.thrown_out:
-        # It is aborted already; of a newer one the session has touched nothing.
-        return session.thrown_out[event.rid]
-    life = session.past.get(event.rid) or session.bound.get(event.rid)
-    return None if life is None else life.number
-
-
-def _abort_stream(state: State, stream: Stream, reason: str) -> tuple[int, int, int]:
-    stream.failure = RequestAborted("the request was aborted", rid=stream.rid, edge=str(stream.edge), reason=reason)
-    for share in stream.shares:
-        share.closed = True
-    got = releasing.void_stream(state, stream)
-    state.tell("aborted", stream.edge, stream.rid, stream.high, 0, reason)
-    edge = state.edge(stream.edge)
-    streams = edge.streams.get(stream.rid, [])
-    if stream in streams:
-        streams.remove(stream)
-    if not streams:
-        edge.streams.pop(stream.rid, None)
-    for subscription in edge.subscriptions.values():
-        subscription.claims.discard(stream.rid)
-    return got

@@ -173,6 +173,8 @@ class Life:
     senders: set[int] = field(default_factory=set)
     #: Sessions that said that they are in it: it goes on until they have finished it.
     entered: set[int] = field(default_factory=set)
+    #: What they said that they would put to: (session, edge).
+    opened: set[tuple[int, Edge]] = field(default_factory=set)
     #: Nothing of it is left. A session that has not finished it may open it again by a put.
     over: bool = False
 
@@ -185,10 +187,13 @@ class Tombstone(NamedTuple):
     reason: str
     #: A later life of an aborted rid has ended since.
     ended_since: bool = False
-    #: The last life that was meant; None: each that there was.
-    life: int | None = None
-    #: Sessions that had finished all that was aborted: it is none of theirs.
-    done: frozenset[int] = frozenset()
+
+
+class Deferred(NamedTuple):
+    """An abort of a use that the session comes to when it is through with the lives before number `first`."""
+
+    first: int
+    notice: Notice
 
 
 @dataclass(slots=True)
@@ -212,6 +217,8 @@ class EdgeState:
     edge: Edge
     #: Streams by rid, oldest life first.
     streams: dict[str, list[Stream]] = field(default_factory=dict)
+    #: Number of the last life whose stream is gone, by rid: readers never go back to an older one.
+    gone: OrderedDict[str, int] = field(default_factory=OrderedDict)
     subscriptions: dict[int, Subscription] = field(default_factory=dict)
     waiters: deque[RoomWaiter] = field(default_factory=deque)
     #: Bytes of sealed blocks.
@@ -275,7 +282,8 @@ class Session:
     seen: int = 0
     #: Last notice that was sent.
     notified: int = 0
-    notices: deque[Notice] = field(default_factory=deque)
+    #: Aborts that it was not sent, by rid: one says all that is aborted of its rid.
+    notices: OrderedDict[str, Notice] = field(default_factory=OrderedDict)
     notices_lost: bool = False
     pinged: bool = False
     recalled: bool = False
@@ -286,11 +294,12 @@ class Session:
     #: Lives that drained before the session finished them. One stays beside a newer bound life until the
     #: caller has touched the newer one: until then puts and finish mean the older.
     past: OrderedDict[str, Life] = field(default_factory=OrderedDict)
-    #: rid -> number of the abort after which the session finished or began it: its puts are no late ones.
-    cleared: dict[str, int] = field(default_factory=dict)
-    #: rid -> number of the life that was aborted while the session was in it, until it finishes or begins the rid, or
-    #: touches a newer one.
-    thrown_out: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    #: By rid, the abort that it has not heard of, nor finished or begun the rid since: its puts are late ones.
+    owed: dict[str, Notice] = field(default_factory=dict)
+    #: Aborts of uses that it is still to come to, in their order.
+    deferred: dict[str, list[Deferred]] = field(default_factory=dict)
+    #: Lives that were aborted while it was in them, until it finishes or begins the rid, or touches a newer one.
+    thrown_out: OrderedDict[str, Life] = field(default_factory=OrderedDict)
     told: dict[Hold, Told] = field(default_factory=dict)
     #: Blocks kept for a look (`show`), by hold with reader -1.
     inspecting: dict[Hold, Block] = field(default_factory=dict)

@@ -93,7 +93,7 @@ def _place(state: State, session: Session, event: Sealed, block: Block, place: i
 
 def _refuse_behind(edge: EdgeState, life: Life, member: Member) -> None:
     """A first chunk of an older life than the edge is in: readers never go back to it."""
-    newest = max((stream.life.number for stream in edge.streams.get(life.rid, ())), default=0)
+    newest = max([edge.gone.get(life.rid, 0), *(stream.life.number for stream in edge.streams.get(life.rid, ()))])
     if edge.edge not in life.streams and newest > life.number:
         raise AlreadyPut(
             "the edge is in a newer use of the rid, which another session began; finish or begin the rid to join it",

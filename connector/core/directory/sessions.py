@@ -47,11 +47,14 @@ def send_notices(state: State) -> None:
             state.unheard.discard(number)
         elif session.seen >= session.notified:
             state.unheard.discard(number)
-            batch = tuple(session.notices)
+            batch = tuple(session.notices.values())
             session.notices.clear()
             session.notified = batch[-1].number
             state.emit(Notices(session.id, batch, session.notices_lost))
             session.notices_lost = False
+            for edge, reader in session.subscriptions:
+                for notice in batch:
+                    delivery.touch_rid(state, state.edge(edge), reader, notice.rid)
 
 
 def heartbeat(state: State) -> None:
@@ -183,6 +186,8 @@ def _give_back_reserved(state: State, session: Session, verb: str) -> None:
 
 def _end_writing(state: State, session: Session, why: str) -> None:
     """Streams without END fail after what was sealed; finished ones are not touched."""
+    for life in session.bound.values():
+        lives.open_for_end(state, session, life)
     for life in [*session.bound.values(), *session.past.values()]:
         for stream in list(life.streams.values()):
             if session.id not in stream.writers:

@@ -43,9 +43,9 @@ def _refusal(state: State, session: Session, event: Awaited) -> ConnectorError |
     facts = {"rid": event.rid, "edge": str(event.edge)}
     if state.stopping:
         return BrokerStopping("the broker is stopping", **facts)
-    if event.rid not in state.lives and tombs.is_unheard(state, session, event.rid):
+    if event.rid not in state.lives and tombs.is_unheard(session, event.rid):
         # Nor has it gone on to a new use of the rid.
-        reason = state.tombstones[event.rid].reason
+        reason = session.owed[event.rid].reason
         return RequestAborted("the request was aborted", reason=reason, **facts)
     edge = state.edge(event.edge)
     subscription = edge.subscriptions.get(event.reader)

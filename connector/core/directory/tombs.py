@@ -15,8 +15,8 @@ def refuse_late(state: State, session: Session, edge: Edge, rid: str, seen: int)
     Raises RequestAborted, and counts. A session that finished or began the rid after the abort means a new use.
     """
     tomb = state.tombstones.get(rid)
-    if tomb is not None and is_unheard(state, session, rid, seen):
-        reason = tomb.reason
+    if is_unheard(session, rid, seen):
+        reason = session.owed[rid].reason
     elif (tomb is not None and tomb.aborted) or seen >= state.forgotten or rid in state.lives or rid in session.past:
         return
     else:
@@ -26,32 +26,21 @@ def refuse_late(state: State, session: Session, edge: Edge, rid: str, seen: int)
     raise RequestAborted("the request was aborted before this put arrived", rid=rid, edge=str(edge), reason=reason)
 
 
-def is_unheard(state: State, session: Session, rid: str, seen: int | None = None) -> bool:
+def is_unheard(session: Session, rid: str, seen: int | None = None) -> bool:
     """Whether the rid was aborted, and what the session says of it was said before it had heard that: having `seen`
     so much (None: what it has now), and not having finished or begun the rid since."""
-    tomb = state.tombstones.get(rid)
-    if tomb is None or not tomb.aborted or (session.seen if seen is None else seen) >= tomb.number:
-        return False
-    return session.cleared.get(rid) != tomb.number and not _is_others(session, tomb, rid)
+    notice = session.owed.get(rid)
+    return notice is not None and (session.seen if seen is None else seen) < notice.number
 
 
-def _is_others(session: Session, tomb: Tombstone, rid: str) -> bool:
-    """Whether the abort is of a use that the session is through with."""
-    life = session.bound.get(rid)
-    later = tomb.life is not None and life is not None and life.number > tomb.life
-    return later or session.id in tomb.done
-
-
-def clear(state: State, session: Session, rid: str) -> None:
+def clear(session: Session, rid: str) -> None:
     """The session finishes or begins the rid: what it puts from now on is no late put of an aborted life."""
-    tomb = state.tombstones.get(rid)
-    if tomb is not None and tomb.aborted:
-        session.cleared[rid] = tomb.number
+    session.owed.pop(rid, None)
 
 
 def throw_out(state: State, session: Session, life: Life) -> None:
     """The life that the session was in is aborted: its next finish means that one. The oldest are forgotten."""
-    session.thrown_out[life.rid] = life.number
+    session.thrown_out[life.rid] = life
     while len(session.thrown_out) > state.settings.max_past:
         session.thrown_out.popitem(last=False)
 
@@ -66,22 +55,34 @@ def remember_end(state: State, rid: str) -> None:
     _remember(state, rid, Tombstone(state.number, False, "finished"))
 
 
-def remember_abort(
-    state: State, rid: str, reason: str, life: int | None = None, done: frozenset[int] = frozenset()
-) -> Tombstone:
-    """The rid was aborted, lives after `life` are not meant: numbered, and every session will be told that is not
-    through with what was."""
+def remember_abort(state: State, rid: str, reason: str) -> Tombstone:
+    """The rid was aborted: numbered."""
     state.number += 1
-    tomb = Tombstone(state.number, True, reason, False, life, done)
-    last = state.life_number if life is None else life
-    for session in state.sessions.values():
-        past = session.past.get(rid)
-        if past is not None and past.number <= last:
-            throw_out(state, session, session.past.pop(rid))
-        if not _is_others(session, tomb, rid):
-            _queue_notice(state, session, Notice(tomb.number, rid, reason, last, session.applied))
+    tomb = Tombstone(state.number, True, reason)
     _remember(state, rid, tomb)
     return tomb
+
+
+def tell(state: State, session: Session, notice: Notice) -> None:
+    """The session is to hear of an abort. Kept until it has room to hear; too many are replaced by the word that some
+    are lost."""
+    if session.presence is Presence.CLOSING:
+        return
+    rid = notice.rid
+    session.owed[rid] = session.notices[rid] = notice._replace(applied=session.applied)
+    session.notices.move_to_end(rid)
+    state.unheard.add(session.id)
+    if len(session.notices) > state.settings.max_notices:
+        session.notices.popitem(last=False)
+        session.notices_lost = True
+
+
+def tell_deferred(state: State, session: Session, rid: str) -> None:
+    """The session is through with the uses before one that was aborted: now it is to hear of that."""
+    state.number += 1
+    tell(state, session, session.deferred[rid].pop(0).notice._replace(number=state.number))
+    if not session.deferred[rid]:
+        del session.deferred[rid]
 
 
 def _remember(state: State, rid: str, tomb: Tombstone) -> None:
@@ -99,6 +100,7 @@ def forget_passed(state: State) -> None:
     for session in state.sessions.values():
         if not session.notices and session.seen >= session.notified:
             session.seen = session.notified = state.number
+        session.owed = {rid: notice for rid, notice in session.owed.items() if session.seen < notice.number}
     seen = [session.seen for session in state.sessions.values() if session.presence is not Presence.CLOSING]
     passed = min(seen, default=state.number)
     while state.graves and state.graves[0][0] <= passed:
@@ -112,16 +114,6 @@ def _forget(state: State, number: int, rid: str) -> Tombstone | None:
         return None
     del state.tombstones[rid]
     for session in state.sessions.values():
-        session.cleared.pop(rid, None)
+        if rid in session.owed and session.owed[rid].number <= number:
+            del session.owed[rid]
     return tomb
-
-
-def _queue_notice(state: State, session: Session, notice: Notice) -> None:
-    """Kept until the session has room to hear; too many are replaced by the word that some are lost."""
-    if session.presence is Presence.CLOSING:
-        return
-    session.notices.append(notice)
-    state.unheard.add(session.id)
-    if len(session.notices) > state.settings.max_notices:
-        session.notices.popleft()
-        session.notices_lost = True

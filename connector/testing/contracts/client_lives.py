@@ -182,6 +182,22 @@ class LifeContract:
         assert (told.value.facts["rid"], told.value.facts["edge"]) == (bench.name("open"), str(into.name))
         assert values(into.stream(bench.name("whole"), timeout=PATIENCE)) == [1]
 
+    def test_a_writer_that_leaves_before_its_first_chunk_fails_who_expects_it(self, bench: Bench) -> None:
+        """Who does not, hears nothing."""
+        gone = bench.node(bench.writer_stage)
+        out, into = bench.edge(gone), bench.edge(bench.reader)
+        into.poll()
+        for name in ("expected", "not"):
+            out.open(bench.name(name))
+        into.expect(bench.name("expected"))
+        gone.flush()
+        bench.reader.flush()
+        gone.close()
+        assert into.wait(PATIENCE)
+        failed = into.poll().failed
+        assert {rid: type(error) for rid, error in failed.items()} == {bench.name("expected"): errors.WriterDied}
+        assert failed[bench.name("expected")].facts["edge"] == str(into.name)
+
     def test_flush_waits_until_the_broker_has_all(self, bench: Bench) -> None:
         """And returns nothing; a second one has nothing to wait for."""
         out, _ = bench.ends()

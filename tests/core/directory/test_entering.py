@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from connector.core.directory import effects as ef
-from connector.core.errors import RequestAborted
+from connector.core.errors import AlreadyPut, RequestAborted, WriterDied
 
 
 def kinds(errors: list[Any]) -> list[type]:
@@ -177,6 +179,19 @@ def test_an_abort_is_told_before_what_it_lets_through(rig: Any) -> None:
     assert said == [ef.Notices, ef.Deliver]
 
 
+def test_an_abort_that_waits_its_turn_is_told_before_what_it_lets_through(rig: Any) -> None:
+    """The reader has not heard of another abort yet, so this one is not sent: nor is what it lets through."""
+    stages = Stages(rig)
+    stages.enter(stages.last)
+    stages.again(stages.sends)
+    rig.put(stages.sends, "a", 0, edge=rig.other, tag="second")
+    rig.abort(stages.thinker, "another")
+    rig.abort(stages.thinker, "a", mine=True)
+    rig.hear(stages.last)
+    said = [effect for effect in rig.said[stages.last] if isinstance(effect, ef.Deliver | ef.Notices)]
+    assert [type(effect) for effect in said] == [ef.Notices, ef.Notices, ef.Deliver]
+
+
 def test_a_sender_that_begins_is_in_the_use_that_others_wait_in(rig: Any) -> None:
     """It knows nothing of entering; the stage behind it has entered, to read and to send."""
     reads, sends, plain = rig.reader(), rig.join(), rig.join()
@@ -185,6 +200,126 @@ def test_a_sender_that_begins_is_in_the_use_that_others_wait_in(rig: Any) -> Non
     rig.begin(plain, "a")
     rig.put(plain, "a", 0, last=True, tag="only")
     assert tags(rig.read(reads)) == ["only"]
+
+
+def test_an_abort_of_ones_own_use_spares_the_one_before(rig: Any) -> None:
+    """The sender is done with it; its reader is slow, and hears of the abort when it comes to the next."""
+    writer, reader = rig.join(), rig.reader()
+    rig.enter(writer, "a", sends=True)
+    rig.enter(reader, "a")
+    rig.put(writer, "a", 0, last=True, tag="first")
+    rig.finish(writer, "a")
+    rig.enter(writer, "a", sends=True)
+    rig.put(writer, "a", 0, tag="second")
+    assert rig.abort(writer, "a", mine=True)["payloads"] == 1
+    rig.hear(reader)
+    assert told(rig, reader) == [] and tags(rig.read(reader)) == ["first"]
+    rig.finish(reader, "a")
+    assert told(rig, reader) == ["a"]
+
+
+def test_what_a_session_puts_of_an_older_use_is_no_late_put_of_one_that_was_aborted(rig: Any) -> None:
+    stages = Stages(rig)
+    stages.enter(stages.last)
+    rig.put(stages.thinker, "a", 0, last=True)
+    stages.again(stages.thinker)
+    rig.abort(stages.thinker, "a", mine=True)
+    rig.put(stages.sends, "a", 0, edge=rig.other, last=True, tag="codes")
+    assert rig.put_failures(stages.sends) == [] and tags(rig.read(stages.last)) == ["codes"]
+    rig.finish(stages.sends, "a")
+    rig.put(stages.sends, "a", 0, edge=rig.other, tag="late")
+    assert kinds(rig.put_failures(stages.sends)) == [RequestAborted]
+    rig.hear(stages.sends)
+    rig.finish(stages.sends, "a", aborted=True)
+    rig.finish(stages.last, "a")
+    rig.hear(stages.last)
+    rig.finish(stages.last, "a", aborted=True)
+    rig.put(stages.sends, "a", 0, edge=rig.other, last=True, tag="third")
+    assert tags(rig.read(stages.last)) == ["third"]
+
+
+@pytest.mark.parametrize("how", ["aborted", "read"])
+def test_an_edge_that_has_handed_over_a_use_takes_no_first_chunk_of_one_before(rig: Any, how: str) -> None:
+    """A reader would go back to it; its client would take that for a repetition."""
+    slow, fast, reader = rig.join(), rig.join(), rig.reader(edge=rig.other)
+    rig.put(slow, "a", 0)
+    rig.begin(fast, "a")
+    rig.put(fast, "a", 0, edge=rig.other, last=how == "read", tag="second")
+    assert tags(rig.read(reader)) == ["second"]
+    if how == "aborted":
+        rig.abort(fast, "a", mine=True)
+    rig.put(slow, "a", 0, edge=rig.other, tag="first")
+    assert kinds(rig.put_failures(slow)) == [AlreadyPut]
+    rig.hear(reader)
+    assert tags(rig.read(reader)) == []
+
+
+def test_a_use_in_which_a_reader_only_waited_is_over_when_it_has_left_it(rig: Any) -> None:
+    """What it waited for was in a later one, which a sender began that had finished this."""
+    writer, other, reader = rig.join(), rig.join(), rig.reader()
+    rig.enter(reader, "a")
+    rig.finish(writer, "a")
+    rig.put(writer, "a", 0, last=True, tag="only")
+    assert tags(rig.read(reader)) == ["only"]
+    rig.finish(writer, "a")
+    rig.finish(reader, "a")
+    assert not rig.state.lives
+    rig.put(other, "a", 0, last=True, tag="next")
+    assert tags(rig.read(reader)) == ["next"]
+
+
+def test_a_reader_that_waits_hears_that_the_sender_died_before_its_first_chunk(rig: Any) -> None:
+    writer, reader, other = rig.join(), rig.reader(), rig.reader(edge=rig.other)
+    rig.enter(writer, "a", sends=True)
+    rig.enter(reader, "a")
+    rig.die(writer)
+    assert kinds([e.error for e in rig.heard(reader, ef.StreamFailed)]) == [WriterDied]
+    assert rig.heard(other, ef.StreamFailed) == []
+    rig.finish(reader, "a")
+    assert not rig.state.lives
+
+
+def test_of_a_sender_that_died_only_those_hear_who_are_in_the_use(rig: Any) -> None:
+    """The next use of the rid is not this one's, and one that has finished it waits for nothing."""
+    writer, reader = rig.join(), rig.reader()
+    rig.enter(writer, "a", sends=True)
+    rig.enter(writer, "b", sends=True)
+    rig.enter(reader, "a")
+    rig.finish(reader, "a")
+    rig.die(writer)
+    assert rig.heard(reader, ef.StreamFailed) == [] and not rig.state.lives
+
+
+def test_a_sender_that_finished_a_use_of_nothing_and_dies_has_failed_nobody(rig: Any) -> None:
+    writer, reader = rig.join(), rig.reader()
+    rig.enter(writer, "a", sends=True)
+    rig.enter(reader, "a")
+    rig.finish(writer, "a")
+    rig.die(writer)
+    assert rig.heard(reader, ef.StreamFailed) == []
+
+
+def test_of_two_senders_of_a_stream_one_dies_before_its_first_chunk(rig: Any) -> None:
+    """As of one that dies after it: what the other has put is handed over."""
+    writer, other, reader = rig.join(), rig.join(), rig.reader()
+    for session in (writer, other):
+        rig.enter(session, "a", sends=True)
+    rig.put(other, "a", 0, tag="put")
+    rig.die(writer)
+    assert tags(rig.read(reader)) == ["put"]
+    assert kinds([e.error for e in rig.heard(reader, ef.StreamFailed)]) == [WriterDied]
+
+
+def test_of_the_readers_of_a_sender_that_died_each_hears_who_waits(rig: Any) -> None:
+    writer = rig.join()
+    first, second = (rig.reader(reader=number, readers=2) for number in range(2))
+    rig.enter(writer, "a", sends=True)
+    rig.enter(second, "a")
+    rig.die(writer)
+    assert rig.heard(first, ef.StreamFailed) == []
+    assert kinds([e.error for e in rig.heard(second, ef.StreamFailed)]) == [WriterDied]
+    rig.finish(second, "a")
+    assert not rig.state.lives
 
 
 def test_lives_of_sessions_that_only_entered_go(rig: Any) -> None:

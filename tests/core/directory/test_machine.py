@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from connector.core.directory import effects as ef
 from connector.core.directory.events import Flags
+from connector.core.directory.tombs import is_unheard
 from connector.core.errors import ReaderDied, Unclaimed
 
 RIDS = st.sampled_from(["a", "b"])
@@ -220,6 +221,22 @@ class Lives(RuleBasedStateMachine):
             self.seen[(reader, rid)].done = newest
         self.look()
 
+    @rule(w=WRITERS, rid=RIDS, by=st.sampled_from([0, 1, 2, None]))
+    def abort_its_own(self, w: int, rid: str, by: int | None) -> None:
+        """Of the use that the session is in; the others go on."""
+        session = (self.readers[by] if by is not None else 0) or self.writers[w]
+        self.look()
+        before = {life.number: life for life in self.rig.state.lives.get(rid, ())}
+        self.rig.abort(session, rid, mine=True)
+        gone = before.keys() - {life.number for life in self.rig.state.lives.get(rid, ())}
+        assert not any(session in before[number].finished_by for number in gone), "none that it has finished"
+        for put in self.puts.values():
+            put.void = put.void or (put.slot[1] == rid and put.slot[2] in gone)
+        for writer in self.writers:
+            if any(writer in before[number].senders for number in gone):
+                self.uses[(writer, rid)] += 1
+        self.look()
+
     # -- readers ---------------------------------------------------------------------------------
 
     @rule(slot=READERS, push=st.sampled_from([True, True, False]))
@@ -265,6 +282,9 @@ class Lives(RuleBasedStateMachine):
         state = self.rig.state.sessions[session]
         others = (life for life in self.rig.state.lives.get(rid, ()) if session not in life.finished_by)
         meant = state.past.get(rid) or state.bound.get(rid) or next(others, None)
+        if is_unheard(state, rid):
+            # What it finishes is the life that was aborted.
+            meant = None
         self.rig.finish(session, rid)
         if meant is not None:
             seen = self.seen[(session, rid)]
@@ -346,7 +366,7 @@ class Lives(RuleBasedStateMachine):
         for slot in range(3):
             self.reader_comes(slot, True)
         for _ in range(100):
-            self.look()
+            self.readers_hear()
             for slot, session in enumerate(self.readers):
                 self.drain_one(slot, session)
             if any(self.inbox[session] for session in self.readers):
@@ -413,7 +433,7 @@ def test_every_reader_sees_each_index_once_in_order(make_rig: Any) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=60,
+            max_examples=200,
             stateful_step_count=40,
             deadline=None,
             phases=(Phase.explicit, Phase.reuse, Phase.generate),

@@ -1,0 +1,125 @@
+"""Aborts: anyone ends a rid everywhere, or one use of it. Who is in the next one goes on; who is in one before hears of
+it when he has finished that."""
+
+from __future__ import annotations
+
+from connector.core.directory import lives, releasing, room, tombs
+from connector.core.directory.effects import Done, Notice
+from connector.core.directory.events import Aborted
+from connector.core.directory.objects import Deferred, Life, Stream
+from connector.core.directory.state import State
+from connector.core.errors import RequestAborted
+
+
+def aborted(state: State, event: Aborted) -> None:
+    """End the lives that are meant; report what that freed."""
+    state.counters["aborts"] += 1
+    last = _last_meant(state, event)
+    meant = _meant(state, event, last)
+    if last is not None and not meant:
+        # It is aborted already, and whoever was in it has been told.
+        _report(state, event, (0, 0, 0), state.number)
+        return
+    first = min((life.number for life in meant), default=state.life_number + 1) if event.mine else 0
+    hit, later = _whom(state, event.rid, meant, first, last)
+    got = (0, 0, 0)
+    for life in meant:
+        if not life.over:
+            got = _add(got, _abort_life(state, life, event.reason, later))
+    tomb = tombs.remember_abort(state, event.rid, event.reason)
+    notice = Notice(tomb.number, event.rid, event.reason, state.life_number if last is None else last)
+    _tell(state, notice, first, hit, later)
+    state.log("info", "request aborted", rid=event.rid, reason=event.reason, payloads=got[0], held=got[2])
+    _report(state, event, got, tomb.number)
+
+
+def _whom(state: State, rid: str, meant: list[Life], first: int, last: int | None) -> tuple[set[int], set[int]]:
+    """Sessions that are to hear now, and those that are to hear when they are through with the lives before `first`.
+
+    Nobody else is that had finished all that is aborted, or is in a later life.
+    """
+    done = set.intersection(*(life.finished_by for life in meant)) if meant else set()
+    hit, later = set(), set()
+    for session in state.sessions.values():
+        life = session.bound.get(rid)
+        if lives.is_in_older(state, session, rid, first):
+            later.add(session.id)
+        elif session.id not in done and (last is None or life is None or life.number <= last):
+            hit.add(session.id)
+    return hit, later
+
+
+def _tell(state: State, notice: Notice, first: int, hit: set[int], later: set[int]) -> None:
+    rid = notice.rid
+    for number in hit:
+        session = state.sessions[number]
+        if rid in session.past and session.past[rid].number <= notice.life:
+            tombs.throw_out(state, session, session.past.pop(rid))
+        tombs.tell(state, session, notice)
+    for number in later:
+        state.sessions[number].deferred.setdefault(rid, []).append(Deferred(first, notice))
+    error = RequestAborted("the request was aborted", rid=rid, reason=notice.reason)
+    for edge in state.edges.values():
+        room.refuse_waiters(state, edge, rid, error, hit)
+
+
+def _last_meant(state: State, event: Aborted) -> int | None:
+    """The last life that an abort means; None: each that there is."""
+    session = state.sessions.get(event.session)
+    if not event.mine or session is None:
+        return None
+    if tombs.is_unheard(session, event.rid):
+        # It is aborted already.
+        return session.owed[event.rid].life
+    # So is what it was thrown out of; of a newer one it has touched nothing.
+    life = session.thrown_out.get(event.rid) or session.past.get(event.rid) or session.bound.get(event.rid)
+    return None if life is None else life.number
+
+
+def _meant(state: State, event: Aborted, last: int | None) -> list[Life]:
+    """The lives, drained ones too, oldest first. In its own use a session does not mean those that it has finished."""
+    drained = [session.past[event.rid] for session in state.sessions.values() if event.rid in session.past]
+    found = {life.number: life for life in [*state.lives.get(event.rid, ()), *drained]}
+    if event.mine:
+        found = {number: life for number, life in found.items() if event.session not in life.finished_by}
+    return [found[number] for number in sorted(found) if last is None or number <= last]
+
+
+def _abort_life(state: State, life: Life, reason: str, later: set[int]) -> tuple[int, int, int]:
+    """Payloads freed, their bytes, payloads still held. `later`: sessions that are not in it yet."""
+    lives.bury(state, life)
+    got = (0, 0, 0)
+    for stream in list(life.streams.values()):
+        got = _add(got, _abort_stream(state, stream, reason))
+    life.streams.clear()
+    for number in sorted(life.bound):
+        session = state.sessions.get(number)
+        if session is not None:
+            if number not in later:
+                tombs.throw_out(state, session, life)
+            lives.unbind(state, session, life.rid)
+    return got
+
+
+def _abort_stream(state: State, stream: Stream, reason: str) -> tuple[int, int, int]:
+    stream.failure = RequestAborted("the request was aborted", rid=stream.rid, edge=str(stream.edge), reason=reason)
+    for share in stream.shares:
+        share.closed = True
+    got = releasing.void_stream(state, stream)
+    state.tell("aborted", stream.edge, stream.rid, stream.high, 0, reason)
+    edge = state.edge(stream.edge)
+    if stream in edge.streams.get(stream.rid, ()):
+        lives.take_out(state, stream)
+    for subscription in edge.subscriptions.values():
+        subscription.claims.discard(stream.rid)
+    return got
+
+
+def _add(one: tuple[int, int, int], other: tuple[int, int, int]) -> tuple[int, int, int]:
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
+
+
+def _report(state: State, event: Aborted, got: tuple[int, int, int], number: int) -> None:
+    if event.request:
+        facts = {"payloads": got[0], "bytes": got[1], "held": got[2], "number": number}
+        state.emit(Done(event.session, event.request, facts))
