@@ -280,6 +280,8 @@ class Session:
     applied: int = 0
     #: Last notice that the client has processed.
     seen: int = 0
+    #: What that was at the last heartbeat.
+    long_seen: int = 0
     #: Last notice that was sent.
     notified: int = 0
     #: Aborts that it was not sent, by rid: one says all that is aborted of its rid.
@@ -294,7 +296,8 @@ class Session:
     #: Lives that drained before the session finished them. One stays beside a newer bound life until the
     #: caller has touched the newer one: until then puts and finish mean the older.
     past: OrderedDict[str, Life] = field(default_factory=OrderedDict)
-    #: By rid, the abort that it has not heard of, nor finished or begun the rid since: its puts are late ones.
+    #: By rid, the last abort that it was told of, and has not answered by a finish or begin: what it put before it had
+    #: heard is late.
     owed: dict[str, Notice] = field(default_factory=dict)
     #: Aborts of uses that it is still to come to, in their order.
     deferred: dict[str, list[Deferred]] = field(default_factory=dict)

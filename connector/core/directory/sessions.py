@@ -76,6 +76,7 @@ def heartbeat(state: State) -> None:
         if not session.pinged and silent >= settings.heartbeat:
             session.pinged = True
             state.emit(Ping(session.id))
+        tombs.forget_heard(session)
     tombs.forget_passed(state)
     state.arm(state.now + settings.heartbeat, "heartbeat")
 

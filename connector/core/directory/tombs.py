@@ -91,8 +91,12 @@ def _remember(state: State, rid: str, tomb: Tombstone) -> None:
     while len(state.graves) > state.settings.max_tombstones:
         number, old = state.graves.popleft()
         gone = _forget(state, number, old)
-        if gone is not None and gone.aborted:
-            state.forgotten = number
+        if gone is None or not gone.aborted:
+            continue
+        state.forgotten = number
+        for session in state.sessions.values():
+            if old in session.owed and session.owed[old].number <= number:
+                del session.owed[old]
 
 
 def forget_passed(state: State) -> None:
@@ -100,11 +104,16 @@ def forget_passed(state: State) -> None:
     for session in state.sessions.values():
         if not session.notices and session.seen >= session.notified:
             session.seen = session.notified = state.number
-        session.owed = {rid: notice for rid, notice in session.owed.items() if session.seen < notice.number}
     seen = [session.seen for session in state.sessions.values() if session.presence is not Presence.CLOSING]
     passed = min(seen, default=state.number)
     while state.graves and state.graves[0][0] <= passed:
         _forget(state, *state.graves.popleft())
+
+
+def forget_heard(session: Session) -> None:
+    """Aborts that the session had heard of at the last heartbeat: what it said before that has come by now."""
+    session.owed = {rid: notice for rid, notice in session.owed.items() if notice.number > session.long_seen}
+    session.long_seen = session.seen
 
 
 def _forget(state: State, number: int, rid: str) -> Tombstone | None:
@@ -113,7 +122,4 @@ def _forget(state: State, number: int, rid: str) -> Tombstone | None:
     if tomb is None or tomb.number != number:
         return None
     del state.tombstones[rid]
-    for session in state.sessions.values():
-        if rid in session.owed and session.owed[rid].number <= number:
-            del session.owed[rid]
     return tomb

@@ -60,6 +60,21 @@ def test_one_batch_of_notices_is_under_way_at_a_time(rig: Any) -> None:
     assert [[n.rid for n in e.notices] for e in rig.heard(other, ef.Notices)] == [["a"], ["b", "c"]]
 
 
+def test_what_was_heard_long_ago_is_forgotten(rig: Any) -> None:
+    """Not before the next heartbeat: a put that was made before may still be on its way."""
+    writer, other = rig.join(), rig.join()
+    rig.abort(other, "a")
+    put_at = rig.seen[writer]
+    rig.hear(writer)
+    rig.hear(other)
+    rig.tick(5.0)
+    rig.put(writer, "a", seen=put_at)
+    assert [type(error) for error in rig.put_failures(writer)] == [RequestAborted]
+    for _ in range(2):
+        rig.tick(5.0)
+    assert not any(session.owed for session in rig.state.sessions.values()) and not rig.state.tombstones
+
+
 def test_too_many_notices_are_replaced_by_the_word_that_some_are_lost(make_rig: Any) -> None:
     rig = make_rig(max_notices=2)
     writer, silent = rig.join(), rig.join()

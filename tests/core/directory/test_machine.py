@@ -61,7 +61,7 @@ class Lives(RuleBasedStateMachine):
         self.uses: dict[tuple[int, str], int] = defaultdict(int)
         self.next: dict[tuple[int, int, str, int], int] = defaultdict(int)
         self.seen: dict[tuple[int, str], Seen] = defaultdict(Seen)
-        self.told_before: set[tuple[int, int, str, int, int]] = set()
+        self.told_before: set[tuple[int, int, str, int]] = set()
         self.inbox: dict[int, list[ef.Descriptor]] = defaultdict(list)
         self.cursor: dict[int, int] = defaultdict(int)
         self.given_up: set[tuple[int, str, int]] = set()
@@ -98,8 +98,8 @@ class Lives(RuleBasedStateMachine):
         seen.newest = d.life
         seen.indices[d.life].append(d.index)
         assert seen.indices[d.life] == list(range(len(seen.indices[d.life]))), "in order, each once"
-        again = (slot, d.life, d.rid, d.index, d.attempt)
-        assert bool(d.flags & Flags.REDELIVERED) == (again in self.told_before), "marked if it was told before"
+        again = (slot, d.life, d.rid, d.index)
+        assert bool(d.flags & Flags.REDELIVERED) == (again in self.told_before), "marked if the index was told before"
         self.told_before.add(again)
         if d.flags & (Flags.LAST | Flags.END_ONLY):
             self.ended(seen, d.life, d.index + (0 if d.flags & Flags.END_ONLY else 1))
@@ -282,7 +282,7 @@ class Lives(RuleBasedStateMachine):
         state = self.rig.state.sessions[session]
         others = (life for life in self.rig.state.lives.get(rid, ()) if session not in life.finished_by)
         meant = state.past.get(rid) or state.bound.get(rid) or next(others, None)
-        if is_unheard(state, rid):
+        if is_unheard(state, rid) or (rid in state.thrown_out and rid not in state.past):
             # What it finishes is the life that was aborted.
             meant = None
         self.rig.finish(session, rid)
@@ -409,7 +409,7 @@ class Lives(RuleBasedStateMachine):
             return
         seen = self.seen[(session, rid)]
         told = any(s == SLOTS.index(self.slot_of(session)) and (lf, r, i) == (life, rid, put.index)
-                   for s, lf, r, i, _ in self.told_before)  # fmt: skip
+                   for s, lf, r, i in self.told_before)  # fmt: skip
         assert told or life <= seen.done or life in seen.failed or self.stream_failed(place, rid, life)
 
     def slot_of(self, session: int) -> tuple[int, int, int]:
