@@ -95,6 +95,7 @@ class Hooks:
         self._width = width
         self._preprocess = _hook(model, "preprocess")
         self._postprocess = _hook(model, "postprocess")
+        self.has_postprocess = self._postprocess is not None
         self.has_talker_mtp = self._preprocess is not None and getattr(model, "talker_mtp", None) is not None
 
     def preprocess(

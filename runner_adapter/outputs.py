@@ -54,9 +54,15 @@ class StageOutput(NamedTuple):
             length=len(output) if isinstance(output, tuple | list) else None,
         )
 
+    def hidden(self) -> tuple[torch.Tensor, object]:
+        """The text and what stands beside it, {} for nothing. InvalidPayload if there is no text."""
+        if not isinstance(self.text, torch.Tensor):
+            raise errors.InvalidPayload("a stage's text hidden states are a Tensor", found=type(self.text).__name__)
+        return self.text, {} if self.aux is None else self.aux
+
 
 def cut(
-    output: StageOutput,
+    output: object,
     plan: StepPlan,
     row_axes: Mapping[str, int],
     *,
@@ -73,13 +79,14 @@ def cut(
 
     A wanted name that is not declared, or whose size, rows or rids are not the step's, is refused for every request
     of the step: nobody can say whose rows these are. What a list or mapping holds for one request, and is no Tensor,
-    is that request's failure. A request that failed has no tensors. All errors are InvalidPayload, with the name.
+    is that request's failure. A request that failed has no tensors. An output that has none of the forms of
+    `StageOutput` is refused for every request, too. All errors are InvalidPayload, with the name.
     """
     found: Cut = {row.rid: {} for row in plan.rows}
     failed: Failed = {}
     seen: set[str] = set()
     try:
-        for name, value in _named(output, aux_layers, row_axes):
+        for name, value in _named(StageOutput.of(output), aux_layers, row_axes):
             if value is None or (wanted is not None and not wanted(name)):
                 continue
             if name in seen:
@@ -106,9 +113,9 @@ def step_parts(
     wanted: Callable[[str], bool] | None = None,
 ) -> tuple[Cut, Failed]:
     """What each request hands on of a step: its part of the output, and over it what stands `beside` it, tensors by
-    name. A row without tokens hands nothing on. Raises as `StageOutput.of` does; the others as `cut`.
+    name. A row without tokens hands nothing on.
     """
-    cuts, failed = cut(StageOutput.of(output), plan, row_axes, aux_layers=aux_layers, wanted=wanted)
+    cuts, failed = cut(output, plan, row_axes, aux_layers=aux_layers, wanted=wanted)
     idle = {row.rid for row in plan.rows if not row.tokens}
     named: Cut = {}
     for rid in [rid for rid in {**cuts, **beside} if rid not in idle]:

@@ -285,14 +285,18 @@ class RunnerAdapter(Owner):
     def postprocess(self, plan: StepPlan, output: object, **combined: Any) -> None:
         """The model's postprocess for each row, merged back. `combined`: as `Hooks.postprocess` takes them.
 
-        InvalidPayload if the output has none of the forms of `StageOutput`.
+        A model without the hook may give any output. With it, one that has none of the forms of `StageOutput`, or no
+        text, fails the requests of the step.
         """
-        parts = StageOutput.of(output)
         plan_of(plan)
-        if not isinstance(parts.text, torch.Tensor):
-            raise errors.InvalidPayload("a stage's text hidden states are a Tensor", found=type(parts.text).__name__)
-        aux = {} if parts.aux is None else parts.aux
-        self.hooks.postprocess(plan, self.buffer, parts.text, aux, failures=self._failed.errors, **combined)
+        if not self.hooks.has_postprocess:
+            return
+        try:
+            text, aux = StageOutput.of(output).hidden()
+        except errors.InvalidPayload as error:
+            self._failed.errors |= {rid: error.anew(rid=rid) for rid in plan.rids if rid not in self._failed}
+        else:
+            self.hooks.postprocess(plan, self.buffer, text, aux, failures=self._failed.errors, **combined)
         self._settle()
 
     # -- the end of a step ------------------------------------------------------------------------

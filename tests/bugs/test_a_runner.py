@@ -12,7 +12,6 @@ from runner_adapter import (
     MergeRules,
     ModelIntermediateBuffer,
     RunnerAdapter,
-    StageOutput,
     StepPlan,
     cut,
     flatten,
@@ -35,13 +34,13 @@ def test_b07_a_tensor_of_fewer_rows_than_the_step_goes_to_nobody() -> None:
     """Three requests, codes of the two that decode: by its rows alone nobody can say whose they are."""
     plan = StepPlan.make(["a", "b", "c"], {"a": 1, "b": 5, "c": 1}, prefill={"b"})
     text, codes = torch.zeros(7, 4), torch.tensor([[1], [2]])
-    found, refused = cut(StageOutput.of((text, {CODES: codes})), plan, {CODES: 0})
+    found, refused = cut((text, {CODES: codes}), plan, {CODES: 0})
     assert not any(CODES in named for named in found.values())
     assert {rid: type(error) for rid, error in refused.items()} == dict.fromkeys("abc", errors.InvalidPayload)
     facts = refused["a"].facts
     assert (facts["name"], facts["shape"], facts["expected"]) == (CODES, [2, 1], [7])
     by_rid = {"a": codes[:1], "c": codes[1:]}
-    found, refused = cut(StageOutput.of((text, {CODES: by_rid})), plan, {CODES: 0})
+    found, refused = cut((text, {CODES: by_rid}), plan, {CODES: 0})
     assert {rid: named[CODES].tolist() for rid, named in found.items() if CODES in named} == {"a": [[1]], "c": [[2]]}
     assert refused == {}
 

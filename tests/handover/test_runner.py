@@ -13,7 +13,7 @@ from runner_adapter.merge import MergeRules
 from runner_adapter.plan import StepPlan
 from runner_adapter.runner import Received, RunnerAdapter
 from runner_adapter.talker import Talker
-from tests.handover.links import CONFIG, LAYER_0, TO, Link, ids
+from tests.handover.links import CONFIG, IDS, LAYER_0, TO, Link, ids
 from tests.handover.middle import NEXT, Middle, hidden, only_reads, plan_of
 from tests.runner_adapter.models import WIDTH, HookModel, TalkingModel, flat, raises, talks
 
@@ -282,10 +282,32 @@ def test_maps_have_the_form_that_was_asked_for(form: Any, keys: list[str]) -> No
     assert list(adapter.gather(plan_of(a=1))[0]) == keys
 
 
-def test_a_forward_that_gives_no_text_is_an_error() -> None:
+@pytest.mark.parametrize("output", [(None, {}), (1, 2, 3), "text"])
+def test_a_hook_without_its_text_fails_the_requests_of_the_step(output: object) -> None:
     adapter = RunnerAdapter(HookModel())
-    with pytest.raises(errors.InvalidPayload):
-        adapter.postprocess(plan_of(), (None, {}))
+    adapter.begin_step(new=["a", "b", "idle"], scheduled=["a", "b"])
+    adapter.postprocess(plan_of(a=1, b=1), output)
+    failed = adapter.failures()
+    assert {rid: (type(error), error.facts["rid"]) for rid, error in failed.items()} == {
+        rid: (errors.InvalidPayload, rid) for rid in "ab"
+    }
+
+
+def test_a_model_without_the_hook_may_give_no_text(pair: Link) -> None:
+    """As every code2wav of vLLM-Omni."""
+    middle, plan = Middle(pair, object()), plan_of(a=2)
+    adapter = middle.adapter
+    adapter.begin_step(new=["a"], scheduled=["a"])
+    adapter.postprocess(plan, (None, {"model_outputs": [torch.zeros(3)]}))
+    adapter.send(plan, (None, {IDS: torch.tensor([1, 2])}), last=["a"])
+    assert adapter.failures() == {} and middle.take("a") == [1, 2]
+
+
+def test_an_output_of_no_form_fails_the_requests_of_the_step(middle: Middle) -> None:
+    adapter, plan = middle.adapter, plan_of(a=1)
+    adapter.begin_step(new=["a"], scheduled=["a"])
+    adapter.send(plan, (hidden(plan), {}, {}))
+    assert {rid: type(error) for rid, error in adapter.failures().items()} == {"a": errors.InvalidPayload}
 
 
 # -- the end of a step ----------------------------------------------------------------------------

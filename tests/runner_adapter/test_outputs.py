@@ -31,7 +31,7 @@ def rows(count: int = 6, base: int = 0) -> torch.Tensor:
 
 
 def cut_all(output: object, plan: StepPlan = PLAN, **row_axes: int) -> tuple[Cut, Failed]:
-    return cut(StageOutput.of(output), plan, {name.replace("__", "."): axis for name, axis in row_axes.items()})
+    return cut(output, plan, {name.replace("__", "."): axis for name, axis in row_axes.items()})
 
 
 def numbers(found: Cut, name: str) -> dict[str, list[int]]:
@@ -73,13 +73,13 @@ def test_a_tuple_of_one_is_text_alone() -> None:
 
 
 def test_a_sequence_stands_for_the_layers_that_were_asked_for() -> None:
-    found, _ = cut(StageOutput.of((rows(), [rows(base=100), rows(base=200)])), PLAN, {}, aux_layers=(24, 0))
+    found, _ = cut((rows(), [rows(base=100), rows(base=200)]), PLAN, {}, aux_layers=(24, 0))
     assert numbers(found, LAYER_24)["a"] == [102]
     assert numbers(found, LAYER_0)["a"] == [202]
 
 
 def test_more_or_fewer_layers_than_were_asked_for_are_refused() -> None:
-    found, failed = cut(StageOutput.of((rows(), [rows()])), PLAN, {}, aux_layers=(0, 24))
+    found, failed = cut((rows(), [rows()]), PLAN, {}, aux_layers=(0, 24))
     assert (found, list(failed)) == ({}, ["b", "a", "c"])
     assert failed["a"].facts == {"found": 1, "asked": 2, "rid": "a"}
 
@@ -208,7 +208,7 @@ def test_names_that_nobody_wants_are_not_looked_at() -> None:
         return name == LAYER_24
 
     aux = {"hidden_states": {"layers": {0: "none", 24: rows(base=100)}}, "debug": object(), "codes": rows(2)}
-    found, failed = cut(StageOutput.of(Output("none", aux)), PLAN, {}, wanted=wanted)
+    found, failed = cut(Output("none", aux), PLAN, {}, wanted=wanted)
     assert failed == {}
     assert numbers(found, LAYER_24) == {"b": [100, 101], "a": [102], "c": [103, 104, 105]}
     assert [list(named) for named in found.values()] == [[LAYER_24]] * 3
