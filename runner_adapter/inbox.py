@@ -49,14 +49,6 @@ def own(node: Node, owner: object) -> None:
     _owners[node] = weakref.ref(owner)
 
 
-def enter(node: Node, rid: str, say: Callable[[str], None]) -> None:
-    """Begin a use of the rid with `say`, `Edge.open` or `Edge.expect`. An abort that the node has heard before, and not
-    answered by a finish, was a former use's: puts are taken again, and the next finish does not mean that one."""
-    if node.aborted(rid) is not None:
-        node.finish(rid)
-    say(rid)
-
-
 class Bystander:
     """`node` of a rank that is given what another one reads: it is in the same uses of the rids on `edge`, so that its
     abort means the one that failed, and no other."""
@@ -66,7 +58,7 @@ class Bystander:
         self._node, self._edge = node, edge
 
     def begin(self, rid: str) -> None:
-        enter(self._node, rid, self._edge.expect)
+        self._edge.expect(rid)
 
     def finish(self, rid: str) -> None:
         self._node.finish(rid)
@@ -171,7 +163,7 @@ class Inbox:
     def begin(self, rid: str) -> None:
         """A request of the rid begins in this stage: `pull` tells its abort, although nothing of it may have come."""
         if rid not in self._arrivals.lives:
-            enter(self._node, rid, self._edge.expect)
+            self._edge.expect(rid)
 
     def fail(self, rid: str, error: ConnectorError) -> None:
         """The request failed elsewhere: what is here of it, and what still comes, is dropped. `pull` gives the error,

@@ -199,6 +199,13 @@ class RunnerAdapter(Owner):
         self._ended |= ended
         return Received({rid for rid in arrived.payloads if rid not in self._failed}, ended)
 
+    def expect(self, rids: Iterable[str]) -> None:
+        """These requests are to begin here in a later step: from now on their failures elsewhere are heard, and none
+        that failed is among the `waiting`. One that never begins is finished all the same."""
+        for rid in rids_of("rids", rids):
+            if self.inbox is not None and rid not in self.requests:
+                self.inbox.begin(rid)
+
     def waiting(self, rids: Iterable[str]) -> set[str]:
         """Those whose next input is still to come: a scheduler leaves them out of the step, or they run without it.
         Raises as `Edge.poll` does."""

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 
 from connector import ConnectorError, Edge, Node, Ticket, errors
-from runner_adapter.inbox import enter
 
 logger = logging.getLogger("runner_adapter")
 
@@ -101,7 +100,7 @@ class Sender:
 
     def begin(self, rid: str) -> None:
         """The stage is in a use of the rid."""
-        enter(self._node, rid, self._edge.open)
+        self._edge.open(rid)
 
     def finish(self, rid: str, stream: Stream | None) -> None:
         """The node is done with the rid. A stream that did not end ends here."""

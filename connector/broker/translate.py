@@ -24,7 +24,7 @@ TO_EVENT: dict[type[msg.Message], Callable[[float, int, Any], ev.Event]] = {
     msg.Await: lambda now, s, m: ev.Awaited(now, s, m.request, m.edge, m.reader, m.rid, now + m.timeout),
     msg.Cancel: lambda now, s, m: ev.Cancelled(now, s, m.request),
     msg.Begin: lambda now, s, m: ev.Began(now, s, m.number, m.rid),
-    msg.Enter: lambda now, s, m: ev.Entered(now, s, m.number, m.edge, m.rid, m.sends),
+    msg.Enter: lambda now, s, m: ev.Entered(now, s, m.number, m.edge, m.rid, m.sends, m.heard, m.reason),
     msg.Finish: lambda now, s, m: ev.Finished(now, s, m.number, m.rid, m.aborted),
     msg.Abort: lambda now, s, m: ev.Aborted(now, s, m.number, m.request, m.rid, m.reason, m.mine),
     msg.Bye: lambda now, s, m: ev.Left(now, s, m.held),

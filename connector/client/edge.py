@@ -126,12 +126,20 @@ class EdgeVerbs:
     def _enter(self, rid: str, *, sends: bool) -> None:
         self._node.check_usable()
         names.check_rid(rid)
-        with self._session.lock:
-            self._session.must_be_open()
+        session = self._session
+        with session.lock:
+            session.must_be_open()
+            heard = session.outgoing.aborted.get(rid)
+            if heard is not None:
+                # It is answered: puts are taken again. Whether it is of this use the broker says.
+                self._node.finish_here(rid)
             if not sends:
                 self.channel.expect(rid)
-            self._session.post(msg.Enter(0, self.name, rid, sends))
-        self._session.wake()
+            last, reason = 0, ""
+            if heard is not None and self.name in heard.edges:
+                last, reason = heard.life or 0, heard.reason[:4096]
+            session.post(msg.Enter(0, self.name, rid, sends, last, reason))
+        session.wake()
 
     def _poll(self, copy: bool | None) -> Verb[Polled]:
         yield from self._subscribe(push=True)
@@ -287,8 +295,9 @@ class Edge(EdgeVerbs):
         comes, or its sender die, `poll` says so, in `failed`; nothing of a later use comes before `Node.finish`, which
         means this one.
 
-        Aborts that this node has heard of before are not meant. A rid that is not expected, and of which nothing has
-        come, is nothing to poll.
+        An abort that this node has heard of, and not answered by a finish, is of this use if there was to be something
+        on this edge, unless others have begun the rid since, or this node said it. A rid that is not expected, and of
+        which nothing has come, is nothing to poll.
         """
         self._enter(rid, sends=False)
 

@@ -112,14 +112,22 @@ class NodeBase:
         """Finish or begin a rid: what was known of it here is forgotten first."""
         self.check_usable()
         names.check_rid(rid)
-        session = self.session
-        with session.lock:
-            session.must_be_open()
-            aborted = None if begin else session.aborted(rid)
-            session.outgoing.forget(rid)
-            self._leave(rid, aborted)
-            session.post(msg.Begin(0, rid) if begin else msg.Finish(0, rid, aborted is not None))
+        with self.session.lock:
+            self.session.must_be_open()
+            if begin:
+                self.session.outgoing.forget(rid)
+                self._leave(rid, None)
+                self.session.post(msg.Begin(0, rid))
+            else:
+                self.finish_here(rid)
         self._link.wake()
+
+    def finish_here(self, rid: str) -> None:
+        """Finish the rid; the caller holds the session's lock, and wakes the link."""
+        aborted = self.session.aborted(rid)
+        self.session.outgoing.forget(rid)
+        self._leave(rid, aborted)
+        self.session.post(msg.Finish(0, rid, aborted is not None))
 
     def _leave(self, rid: str, aborted: Abort | None) -> None:
         """Unread payloads of the rid go back; callers that wait for it are told. Lock held."""

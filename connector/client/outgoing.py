@@ -99,10 +99,12 @@ class OutStream:
 
 
 class Abort(NamedTuple):
-    """An abort that the session has heard of. `life`: the last that was meant; None before the broker has said so."""
+    """An abort that the session has heard of. `life`: the last that was meant; None before the broker has said so.
+    `edges`: where something of it was put, or was to be."""
 
     reason: str
     life: int | None
+    edges: tuple[Edge, ...] = ()
 
 
 class Outgoing:
@@ -206,13 +208,16 @@ class Outgoing:
         self.aborted.pop(rid, None)
         self._strays.pop(rid, None)
 
-    def abort(self, rid: str, reason: str, life: int | None = None) -> None:
+    def abort(self, rid: str, reason: str, life: int | None = None, edges: tuple[Edge, ...] = ()) -> None:
         """The rid was aborted, lives up to `life` of it: puts raise until finish or begin."""
         for edge in list(self._by_rid.get(rid, ())):
             for ticket in self.streams[(edge, rid)].refused or ():
                 self._stray(ticket)
             self._drop((edge, rid))
-        self.aborted[rid] = Abort(reason, life)
+        known = self.aborted.get(rid)
+        # One that this session said itself is of no use that it begins later.
+        own = known is not None and known.life is None
+        self.aborted[rid] = Abort(reason, life, () if own else edges)
         self.aborted.move_to_end(rid)
         while len(self.aborted) > MOST_ABORTED:
             self.aborted.popitem(last=False)

@@ -128,7 +128,7 @@ def _drop_former(session: Session, notice: Notice) -> None:
 
 
 def _abort(session: Session, notice: Notice) -> None:
-    session.outgoing.abort(notice.rid, notice.reason, notice.life)
+    session.outgoing.abort(notice.rid, notice.reason, notice.life, notice.edges)
     for channel in session.channels.values():
         error = _aborted(notice.rid, notice.reason, channel.edge)
         told_by_poll = channel.meet(notice.rid) or channel.push

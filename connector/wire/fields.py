@@ -207,6 +207,6 @@ DESCRIPTOR = struct(
     MANIFEST,
 )
 SLOT = struct(Slot, text(MAX_KEY_BYTES), short(MAX_DTYPE_BYTES), many(WORD, MAX_DIMS), WORD, WORD)
-NOTICE = struct(Notice, WORD, RID, text(MAX_TEXT), WORD, WORD)
+NOTICE = struct(Notice, WORD, RID, text(MAX_TEXT), WORD, WORD, many(EDGE, 64))
 ERROR = struct(_error, short(64), text(MAX_TEXT), facts)
 BLOCK = struct(lambda handle, length: (handle, length), HANDLE, WORD)

@@ -230,14 +230,17 @@ class Story(Message):
 
 @dataclass(slots=True)
 class Enter(Message):
-    """The session is in the rid's use from now on, before it has put (`sends`) or got anything of it."""
+    """The session is in the rid's use from now on, before it has put (`sends`) or got anything of it. `heard`: the last
+    life of which it has heard the abort, and `reason` why; 0 if it has finished since."""
 
     code = 21
-    checks = (f.WORD, f.EDGE, f.RID, f.flag)
+    checks = (f.WORD, f.EDGE, f.RID, f.flag, f.WORD, f.text(4096))
     number: int
     edge: Edge
     rid: str
     sends: bool
+    heard: int
+    reason: str
 
 
 @dataclass(slots=True)

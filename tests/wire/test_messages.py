@@ -111,7 +111,7 @@ MEMBER = struct(Member, RID, INDEX, INDEX, number(0, 3), number(1, MAX_READERS),
 DESCRIPTOR = struct(
     Descriptor, EDGE, ANY_READER, RID, WORD, INDEX, INDEX, number(0, 7), HANDLE, WORD, WORD, PLACE, MANIFEST
 )
-NOTICE = struct(Notice, WORD, RID, text(65_536), WORD, WORD)
+NOTICE = struct(Notice, WORD, RID, text(65_536), WORD, WORD, many(EDGE, 64))
 BLOCK = struct(lambda handle, length: (handle, length), HANDLE, WORD)
 SESSION_FACTS = st.dictionaries(st.sampled_from(["rid", "key", "size", "age"]), SCALARS, max_size=3)
 ERROR = Kind(
@@ -136,7 +136,7 @@ FIELDS: dict[type[msg.Message], list[Kind]] = {
     msg.Begin: [WORD, RID],
     msg.Finish: [WORD, RID, FLAG],
     msg.Abort: [WORD, WORD, RID, text(4096), FLAG],
-    msg.Enter: [WORD, EDGE, RID, FLAG],
+    msg.Enter: [WORD, EDGE, RID, FLAG, WORD, text(4096)],
     msg.Bye: [many(HOLD, 1_000_000)],
     msg.Pong: [],
     msg.Status: [WORD, short(32)],

@@ -10,6 +10,9 @@ from connector.core.directory.objects import Deferred, Life, Stream
 from connector.core.directory.state import State
 from connector.core.errors import RequestAborted
 
+#: Edges of a request that an abort names.
+MOST_EDGES = 64
+
 
 def aborted(state: State, event: Aborted) -> None:
     """End the lives that are meant; report what that freed."""
@@ -22,12 +25,15 @@ def aborted(state: State, event: Aborted) -> None:
         return
     first = min((life.number for life in meant), default=state.life_number + 1) if event.mine else 0
     hit, later = _whom(state, event.rid, meant, first, last)
+    edges = {edge for life in meant for edge in (*life.streams, *life.counts, *(edge for _, edge in life.opened))}
     got = (0, 0, 0)
     for life in meant:
         if not life.over:
             got = _add(got, _abort_life(state, life, event.reason, later))
     tomb = tombs.remember_abort(state, event.rid, event.reason)
-    notice = Notice(tomb.number, event.rid, event.reason, state.life_number if last is None else last)
+    # Of nothing, if there was nothing: what begins later is not meant.
+    newest = max((life.number for life in meant), default=0)
+    notice = Notice(tomb.number, event.rid, event.reason, newest, edges=tuple(sorted(edges)[:MOST_EDGES]))
     _tell(state, notice, first, hit, later)
     state.log("info", "request aborted", rid=event.rid, reason=event.reason, payloads=got[0], held=got[2])
     _report(state, event, got, tomb.number)

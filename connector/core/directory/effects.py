@@ -28,14 +28,16 @@ class Descriptor(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """An abort, numbered. `life`: the last life that there was; a later one is not meant. `applied`: numbered messages
-    of the session that is told that had been applied by then: what it said of the rid later, it said of a later use."""
+    """An abort, numbered. `life`: the last life that is meant, 0 if there was none. `applied`: numbered messages of the
+    session that is told that had been applied by then: what it said of the rid later, it said of a later use. `edges`:
+    where something was put in what is aborted, or was to be."""
 
     number: int
     rid: str
     reason: str
     life: int = 0
     applied: int = 0
+    edges: tuple[Edge, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,12 +183,15 @@ class Began(Event):
 
 @dataclass(frozen=True, slots=True)
 class Entered(Event):
-    """The session is in the rid's use, of which it has put (`sends`) or got nothing yet on the edge."""
+    """The session is in the rid's use, of which it has put (`sends`) or got nothing yet on the edge. `heard`: the last
+    life of which it has heard the abort, and `reason` why; 0 if it has finished since."""
 
     number: int
     edge: Edge
     rid: str
     sends: bool
+    heard: int = 0
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

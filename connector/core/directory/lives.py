@@ -7,7 +7,7 @@ Its puts belong to that life, whatever other sessions do with the rid meanwhile.
 from __future__ import annotations
 
 from connector.core.directory import delivery, releasing, room, tombs, unclaimed
-from connector.core.directory.effects import StreamFailed
+from connector.core.directory.effects import Notice, StreamFailed
 from connector.core.directory.events import Began, Entered, Finished
 from connector.core.directory.objects import Life, Session, Stream
 from connector.core.directory.state import State
@@ -275,14 +275,19 @@ def _untouched(state: State, session: Session, rid: str) -> Life | None:
 
 def entered(state: State, event: Entered) -> None:
     """The session is in a use of the rid before it has put or got anything of it: so its finish means that one, and
-    nothing of the next is sent to it before."""
+    nothing of the next is sent to it before. If the last that it knows of the rid is an abort, and nobody has begun the
+    rid since, that was the use: it is told again."""
     session, rid = state.session(event.session), event.rid
     if tombs.is_unheard(session, rid):
         # That may have been its use. It will hear.
         return
     life = session.past.get(rid) or session.bound.get(rid)
     if life is None:
-        life = _to_enter(state, session, rid) or open_life(state, rid)
+        life = _to_enter(state, session, rid, event.heard)
+        if life is None and event.heard:
+            tombs.tell(state, session, Notice(0, rid, event.reason, event.heard, edges=(event.edge,)))
+            return
+        life = life or open_life(state, rid)
         bind(state, session, life)
     life.entered.add(session.id)
     if event.sends:
@@ -290,9 +295,11 @@ def entered(state: State, event: Entered) -> None:
         life.opened.add((session.id, event.edge))
 
 
-def _to_enter(state: State, session: Session, rid: str) -> Life | None:
-    """The oldest life that owes the session something, or else the newest that it has not finished."""
-    found = [life for life in state.lives.get(rid, ()) if session.id not in life.finished_by]
+def _to_enter(state: State, session: Session, rid: str, heard: int) -> Life | None:
+    """Behind number `heard`, the oldest life that owes the session something, or else the newest that it has not
+    finished."""
+    lives = [life for life in state.lives.get(rid, ()) if life.number > heard]
+    found = [life for life in lives if session.id not in life.finished_by]
     owed = [life for life in found if delivery.is_owed(session, life)]
     return owed[0] if owed else found[-1] if found else None
 

@@ -64,12 +64,14 @@ def remember_abort(state: State, rid: str, reason: str) -> Tombstone:
 
 
 def tell(state: State, session: Session, notice: Notice) -> None:
-    """The session is to hear of an abort. Kept until it has room to hear; too many are replaced by the word that some
-    are lost."""
+    """The session is to hear of an abort, by a number of its own if it has none. Kept until it has room to hear; too
+    many are replaced by the word that some are lost."""
     if session.presence is Presence.CLOSING:
         return
-    rid = notice.rid
-    session.owed[rid] = session.notices[rid] = notice._replace(applied=session.applied)
+    if not notice.number:
+        state.number += 1
+    rid, number = notice.rid, notice.number or state.number
+    session.owed[rid] = session.notices[rid] = notice._replace(number=number, applied=session.applied)
     session.notices.move_to_end(rid)
     state.unheard.add(session.id)
     if len(session.notices) > state.settings.max_notices:
@@ -79,8 +81,7 @@ def tell(state: State, session: Session, notice: Notice) -> None:
 
 def tell_deferred(state: State, session: Session, rid: str) -> None:
     """The session is through with the uses before one that was aborted: now it is to hear of that."""
-    state.number += 1
-    tell(state, session, session.deferred[rid].pop(0).notice._replace(number=state.number))
+    tell(state, session, session.deferred[rid].pop(0).notice._replace(number=0))
     if not session.deferred[rid]:
         del session.deferred[rid]
 

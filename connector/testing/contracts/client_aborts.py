@@ -175,3 +175,38 @@ class AbortContract:
             late.result(PATIENCE)
         assert told.value.facts["rid"] == bench.name("late")
         assert bench.reader.abort(bench.name("full"))["payloads"] == 3
+
+    def test_who_expects_a_request_that_was_aborted_before_is_told(self, bench: Bench) -> None:
+        """If it was to come on this edge, and nobody has begun it since."""
+        out, into = bench.ends()
+        into.poll()
+        for name in ("aborted", "again"):
+            out.open(bench.name(name))
+            bench.writer.abort(bench.name(name), "no first token", mine=True)
+            bench.reader.status()
+        out.open(bench.name("again"))
+        bench.writer.flush()
+        for name in ("again", "aborted"):
+            into.expect(bench.name(name))
+        assert into.wait(PATIENCE)
+        failed = into.poll().failed
+        assert failed.keys() == {bench.name("aborted")} and "no first token" in str(failed[bench.name("aborted")])
+        out.put(bench.name("again"), number(1))
+        assert into.wait(PATIENCE)
+        assert values(into.poll()[bench.name("again")]) == [1]
+
+    def test_an_abort_of_something_else_under_the_same_id_is_no_abort_of_this(self, bench: Bench) -> None:
+        """It came on another edge."""
+        out, into = bench.ends()
+        into.poll()
+        other = bench.writer.edge(bench.name("elsewhere"), bench.name("further"))
+        other.put(bench.rid, number(0), last=False)
+        bench.writer.abort(bench.rid)
+        bench.reader.status()
+        into.expect(bench.rid)
+        bench.reader.flush()
+        bench.writer.finish(bench.rid)
+        out.put(bench.rid, number(1))
+        assert into.wait(PATIENCE)
+        polled = into.poll()
+        assert polled.failed == {} and values(polled[bench.rid]) == [1]

@@ -113,10 +113,10 @@ class Hooked(_Runner):
         self._begin_with(self._steps)
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_failures(super().execute_model(*args, **kwargs))
+        return self._telling(super().execute_model(*args, **kwargs))
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_failures(super().sample_tokens(*args, **kwargs))
+        return self._telling(super().sample_tokens(*args, **kwargs))
 
     @torch.inference_mode()
     def _dummy_run(self, num_tokens: int, *args: Any, **kwargs: Any) -> Any:
@@ -125,13 +125,13 @@ class Hooked(_Runner):
             self._steps.warm_up(num_tokens)
         return super()._dummy_run(num_tokens, *args, **kwargs)
 
-    def _with_failures(self, output: Any) -> Any:
-        """The output, with what failed; None goes to no scheduler."""
+    def _telling(self, output: Any) -> Any:
+        """The output, with what failed and who is fed; None goes to no scheduler."""
         if output is None or self._steps is None:
             return output
         fresh, ids = self._steps.failures(), self._steps.ids
         self._failures = {id_: error for id_, error in {**self._failures, **fresh}.items() if id_ in ids}
-        return tell(output, fresh)
+        return tell(output, fresh, self._steps.fed)
 
     def _forward_context(self) -> AbstractContextManager[Any]:
         """Where a talker's layers find the engine's settings."""

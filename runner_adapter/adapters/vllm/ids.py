@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from connector import ConnectorError, errors
@@ -44,6 +44,10 @@ class Ids:
     def __len__(self) -> int:
         return len(self._rids)
 
+    def __iter__(self) -> Iterator[str]:
+        """The engine's ids of the live requests."""
+        return iter(self._rids)
+
     def __contains__(self, engine_id: object) -> bool:
         return engine_id in self._rids
 
@@ -72,7 +76,7 @@ class Ids:
             else:
                 del self._engine_ids[rid]
                 gone.append(rid)
-        never = [self._asked(engine_id) for engine_id in strangers]
+        never = [self.asked(engine_id) for engine_id in strangers]
         return list(dict.fromkeys([*gone, *(rid for rid in never if rid and rid not in self._engine_ids)]))
 
     def enter(self, request: Any, failed: dict[str, ConnectorError]) -> str:
@@ -104,10 +108,10 @@ class Ids:
             raise error if isinstance(error, ConnectorError) else errors.UsageError(what, engine_id=engine_id)
         return check_rid(told[0])
 
-    def _asked(self, engine_id: str) -> str | None:
+    def asked(self, engine_id: str, request: Any = None) -> str | None:
         """The rid of a request that is not known here; None if nobody can say."""
         try:
-            return self._external(engine_id, None)
+            return self._external(engine_id, request)
         except ConnectorError as error:
             logger.warning("a request that is not known here has no rid: engine_id=%r %s", engine_id, str(error))
             return None
@@ -129,7 +133,7 @@ class Ids:
         for engine_id, value in brought.items():
             rid = self._rids.get(engine_id)
             if rid is None:
-                rid = self._asked(engine_id)
+                rid = self.asked(engine_id)
                 if rid is None or rid in self._engine_ids:
                     logger.warning("dropped what came for a finished request: engine_id=%r rid=%r", engine_id, rid)
                     continue

@@ -17,11 +17,14 @@ from connector import ConnectorError, errors
 from runner_adapter import overlay, phases
 from runner_adapter.adapters.vllm.ids import ExternalId, Ids, as_it_is
 from runner_adapter.adapters.vllm.ledger import Ledger
+from runner_adapter.adapters.vllm.scheduling import ASKED, Asked, Fed
 from runner_adapter.hooks import Extras
 from runner_adapter.plan import StepPlan
 from runner_adapter.runner import RunnerAdapter
 
 Tensors = Mapping[str, torch.Tensor]
+#: Seconds that a step without requests waits for input: so its scheduler, which asks again and again, rests.
+IDLE = 0.005
 #: What new and running requests may hold for the buffer.
 _FIELDS = (phases.NEW_NAME, phases.REQUEST_FIELD)
 
@@ -55,6 +58,10 @@ class Steps:
         self.began = False
         #: Its plan; None before there is one, and in a step of profiling, capture or warm-up.
         self.current: StepPlan | None = None
+        #: Whose input is there, behind the step; None if nobody asked, or the stage reads nothing.
+        self.fed: Fed | None = None
+        self._asked: Sequence[Asked] | None = None
+        self._expected: set[str] = set()
         self._replaces = bool(getattr(model, "replace_runtime_additional_information", False))
         self._has_extra_args = bool(getattr(vllm_config.model_config, "has_sampling_extra_args", False))
         self._embeds = embeds or self.has_preprocess
@@ -69,7 +76,8 @@ class Steps:
 
     def take(self, output: Any) -> None:
         """Before the engine updates its states: old prompt embeddings, which it takes for its own, are taken out."""
-        self.began, self.current = False, None
+        self.began, self.current, self.fed = False, None, None
+        self._asked = getattr(output, ASKED, None) if self.adapter.inbox is not None else None
         self._old_embeds = {}
         for request in output.scheduled_new_reqs:
             if not isinstance(request.prompt_embeds, torch.Tensor | None):
@@ -100,8 +108,13 @@ class Steps:
         self.bring(output.scheduled_cached_reqs)
         self._count(output)
         _empty(output)
+        self._expect()
+        if self._asked is not None and not (scheduled or finished):
+            adapter.wait(IDLE)
         adapter.receive()
         self.began = True
+        if not scheduled:
+            self._look()
 
     def _enter(self, rid: str, request: Any, failed: dict[str, ConnectorError]) -> dict[str, torch.Tensor] | None:
         """What a new request, or a further segment of one, brings; nothing of one that is refused."""
@@ -217,6 +230,24 @@ class Steps:
             if self.adapter.outbox is not None:
                 unsent = self._unsent(plan)
                 self.adapter.send(unsent, output, beside=beside(unsent))
+            self._look()
+
+    def _expect(self) -> None:
+        """Requests that the scheduler asks for will begin here: should they fail elsewhere before, they are to hear."""
+        asked = {one.req_id: one for one in self._asked or ()}
+        rids = [self.ids.asked(engine_id, one) for engine_id, one in asked.items() if engine_id not in self._expected]
+        self._expected = set(asked)
+        self.adapter.expect([rid for rid in rids if rid is not None])
+
+    def _look(self) -> None:
+        """Whose input is there now, of those that run and those that the scheduler asks for. All ranks are here."""
+        if self._asked is None:
+            return
+        rids = {engine_id: self.ids.rid(engine_id) for engine_id in self.ids}
+        whole = frozenset(engine_id for engine_id, rid in rids.items() if self.adapter.input_ended(rid))
+        rids |= {one.req_id: rid for one in self._asked if (rid := self.ids.asked(one.req_id, one)) is not None}
+        waiting = self.adapter.waiting(rids.values())
+        self.fed = Fed(frozenset(engine_id for engine_id, rid in rids.items() if rid not in waiting), whole)
 
     def mirror(self, put: Callable[[str, str, dict[str, Any]], None]) -> None:
         """As `overlay.mirror`, for the requests that run; `put` by the engine's id."""

@@ -93,8 +93,10 @@ class Rig:
     def finish(self, session: int, rid: str, aborted: bool = False) -> list[ef.Effect]:
         return self.handle(ev.Finished(self.now, session, self.number(session), rid, aborted))
 
-    def enter(self, session: int, rid: str, *, sends: bool = False, edge: Edge = EDGE) -> list[ef.Effect]:
-        return self.handle(ev.Entered(self.now, session, self.number(session), edge, rid, sends))
+    def enter(
+        self, session: int, rid: str, *, sends: bool = False, edge: Edge = EDGE, heard: int = 0
+    ) -> list[ef.Effect]:
+        return self.handle(ev.Entered(self.now, session, self.number(session), edge, rid, sends, heard, "again"))
 
     def begin(self, session: int, rid: str) -> list[ef.Effect]:
         return self.handle(ev.Began(self.now, session, self.number(session), rid))

@@ -85,6 +85,48 @@ def test_entering_does_not_open_a_rid_whose_abort_is_on_its_way(rig: Any) -> Non
     assert kinds(rig.put_failures(writer)) == [RequestAborted]
 
 
+def test_who_enters_a_use_of_which_it_has_heard_the_abort_is_told_again(rig: Any) -> None:
+    """Nobody has begun the rid since: that was its use."""
+    writer, reader = rig.join(), rig.reader()
+    rig.enter(writer, "a", sends=True)
+    rig.abort(writer, "a", "made no first token", mine=True)
+    rig.hear(reader)
+    (first,) = rig.heard(reader, ef.Notices)[-1].notices
+    assert first.edges == (rig.edge,)
+    rig.finish(reader, "a", aborted=True)
+    rig.enter(reader, "a", heard=first.life)
+    (again,) = rig.heard(reader, ef.Notices)[-1].notices
+    assert (again.rid, again.life, again.reason) == ("a", first.life, "again") and again.number > first.number
+    rig.hear(reader)
+    rig.finish(reader, "a", aborted=True)
+    assert not rig.state.lives
+
+
+def test_who_has_heard_an_abort_enters_the_use_that_others_have_begun_since(rig: Any) -> None:
+    writer, reader = rig.join(), rig.reader()
+    rig.enter(writer, "a", sends=True)
+    rig.abort(writer, "a", mine=True)
+    rig.hear(reader)
+    rig.finish(writer, "a", aborted=True)
+    rig.enter(writer, "a", sends=True)
+    rig.finish(reader, "a", aborted=True)
+    rig.enter(reader, "a", heard=1)
+    rig.put(writer, "a", 0, last=True, tag="second")
+    assert told(rig, reader) == ["a"] and tags(rig.read(reader)) == ["second"]
+
+
+def test_an_abort_of_nothing_names_no_life(rig: Any) -> None:
+    """A client that leaves when all is over: what begins then is another use."""
+    writer, reader = rig.join(), rig.reader()
+    rig.put(writer, "a", 0, last=True)
+    rig.read(reader)
+    for session in (writer, reader):
+        rig.finish(session, "a")
+    rig.abort(writer, "a")
+    (notice,) = rig.heard(reader, ef.Notices)[-1].notices
+    assert (notice.life, notice.edges) == (0, ())
+
+
 def test_an_abort_of_ones_own_use_spares_the_next(rig: Any) -> None:
     """The reader fails in the first; the sender is in the second already, and is not told."""
     writer, reader = rig.join(), rig.reader()

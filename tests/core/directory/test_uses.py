@@ -45,8 +45,8 @@ class Run:
         #: Uses that somebody has aborted; roles that have heard an abort since they entered.
         self.aborted: set[int] = set()
         self.heard: set[str] = set()
-        #: By role and use, who heard an abort before it had entered: for it that was of the use before.
-        self.early: set[tuple[str, int]] = set()
+        #: By role that is in no use, the last life of which it has heard an abort since.
+        self.early: dict[str, int] = {}
         #: By role, the number of the last finish that it said.
         self.last_finish = dict.fromkeys(ROLES, 0)
 
@@ -73,7 +73,7 @@ class Run:
     def step(self) -> None:
         role = self.random.choice(ROLES)
         if role not in self.inside:
-            self.enter(role)
+            self.random.choice([self.enter, self.enter, self.hear])(role)
         else:
             verbs = [self.hear, self.finish, self.release] if role in READS else [self.hear, self.finish, self.send]
             weights = [1, 1, 3]
@@ -94,14 +94,14 @@ class Run:
     def enter(self, role: str) -> None:
         if self.use[role] == USES or not self.all_here(role):
             return
-        if role in self.heard:
+        heard = self.early.pop(role, 0)
+        if heard:
             # As a client that has heard of an abort does before it uses the rid anew.
             self.rig.finish(self.sessions[role], "a", aborted=True)
             self.last_finish[role] = self.rig.numbers[self.sessions[role]]
-            self.heard.discard(role)
         self.use[role] += 1
         self.inside.add(role)
-        self.rig.enter(self.sessions[role], "a", sends=role in SENDS)
+        self.rig.enter(self.sessions[role], "a", sends=role in SENDS, heard=heard)
 
     def send(self, role: str) -> None:
         key = (role, self.use[role])
@@ -131,7 +131,7 @@ class Run:
         if news and role in self.inside:
             self.heard.add(role)
         elif news:
-            self.early.add((role, self.use[role] + 1))
+            self.early[role] = max(notice.life for notice in news)
 
     def abort(self, role: str) -> None:
         self.aborted.add(self.use[role])
@@ -158,8 +158,7 @@ class Run:
             for _ in range(3):
                 self.hear(role)
                 self.look()
-            told = role in self.heard or (role, self.use[role]) in self.early
-            assert told or self.use[role] not in self.aborted, (role, "waits for what was aborted")
+            assert role in self.heard or self.use[role] not in self.aborted, (role, "waits for what was aborted")
             self.finish(role)
             self.look()
         for role in ROLES:
