@@ -185,24 +185,18 @@ class V2Runner(Handing, V2RunnerMixin, TwinRunner):
 RUNNERS: dict[str, Any] = {"v1": (v1, V1Runner), "v1-omni": (v1, V1OmniRunner), "v2": (v2, V2Runner)}
 
 
-class HoldingLoop(Loop):
-    """The scheduler is not shown those running requests whose next input has not come, or that rest."""
+class RestingLoop(Loop):
+    """The scheduler is not shown those running requests that rest."""
 
     def __init__(self, runner: Any, rests: Callable[[Any], bool], **options: Any) -> None:
         super().__init__(runner, **options)
         self._rests = rests
 
-    def awake(self) -> list[Any]:
-        running = [request for request in self.scheduler.running if not self._rests(request)]
-        waiting = self.adapter.waiting(request.request_id for request in running)
-        return [request for request in running if request.request_id not in waiting]
-
     def schedule(self, cached: Mapping[str, Any] | None = None) -> SchedulerOutput:
-        awake = self.awake()
-        held = [request for request in self.scheduler.running if request not in awake]
-        self.scheduler.running = awake
+        running = self.scheduler.running
+        self.scheduler.running = [request for request in running if not self._rests(request)]
         output = super().schedule(cached)
-        self.scheduler.running += held
+        self.scheduler.running += [request for request in running if self._rests(request)]
         return output
 
 
@@ -217,13 +211,13 @@ class EngineStage(ABC):
     def __init__(self, way: Way, station: StoryStation, requests: list[Request], folder: Path) -> None:
         self.requests = {request.rid: request for request in requests}
         self.failed: dict[str, Exception] = {}
-        self._station, self._coming = station, dict(self.requests)
+        self._station = station
         self.part, self.config = load_part(station.stage, folder)
         self.model = self.MODEL(self.part, self.config, self.requests)
         make, kind = RUNNERS[way.version]
         self.runner = make(kind, self._settings(), self.model)
         self.runner.use_adapter(self._adapter(way, station))
-        self.loop = HoldingLoop(self.runner, self._rests, blocks=BLOCKS, v2=way.version == "v2")
+        self.loop = RestingLoop(self.runner, self._rests, blocks=BLOCKS, v2=way.version == "v2")
 
     @abstractmethod
     def _adapter(self, way: Way, station: StoryStation) -> RunnerAdapter: ...
@@ -231,10 +225,6 @@ class EngineStage(ABC):
     @abstractmethod
     def _submit(self, request: Request) -> None:
         """Give the request to the scheduler."""
-
-    @abstractmethod
-    def _wait(self) -> None:
-        """Sleep while no request can run, TICK seconds at most."""
 
     def _rests(self, request: Any) -> bool:
         """Whether a running request of the scheduler is left out of this step."""
@@ -253,26 +243,17 @@ class EngineStage(ABC):
         return {"maps": len(self.runner.adapter.buffer), "caches": len(self.model.runner)}
 
     def run(self) -> None:
-        scheduler = self.loop.scheduler
-        while self._coming or scheduler.has_requests():
+        for request in self.requests.values():
+            self._submit(request)
+        while self.loop.scheduler.has_requests():
             self._hear()
-            awake = self.loop.awake()
-            # A prompt enters beside requests that decode, if there are any: steps are to mix both.
-            if awake or not scheduler.running:
-                waiting = self.runner.adapter.waiting(self._coming)
-                for rid in [rid for rid in self._coming if rid not in waiting]:
-                    self._submit(self._coming.pop(rid))
-            if awake or scheduler.waiting or scheduler.has_finished_requests():
-                self._step()
-            else:
-                self._wait()
+            self._step()
 
     def _hear(self) -> None:
         """Requests that failed in another stage, and have not ended in this one."""
         for rid, why in self._station.failed_elsewhere().items():
             if rid not in self.loop.ended:
                 self.failed[rid] = RuntimeError(why)
-                self._coming.pop(rid, None)
                 self.loop.abort(rid)
                 self._forget(rid)
 
@@ -280,7 +261,8 @@ class EngineStage(ABC):
         if rid in self.model.runner:
             self.model.runner.remove(rid)
 
-    def _step(self) -> None:
+    def _step(self) -> bool:
+        """Whether a request ran."""
         ended = set(self.loop.ended)
         output = self.loop.step()
         if output.num_scheduled_tokens:
@@ -291,6 +273,7 @@ class EngineStage(ABC):
             if self.loop.ended[rid].finish_reason is FinishReason.ERROR:
                 self.failed[rid] = RuntimeError(self.loop.ended[rid].stop_reason)
                 self._station.tell_failed(rid, str(self.failed[rid]))
+        return bool(output.num_scheduled_tokens)
 
 
 class ThinkerStage(EngineStage):
@@ -314,8 +297,12 @@ class ThinkerStage(EngineStage):
         prompt = inputs["input_ids"][0].tolist()
         self.loop.add(request.rid, *prompt, tokens=request.text_tokens, model_intermediate_buffer=first)
 
-    def _wait(self) -> None:
-        self._station.listen(TICK)
+    def _step(self) -> bool:
+        ran = super()._step()
+        if not ran:
+            # A stage that reads sleeps in such a step, for input; this one for what the others tell.
+            self._station.listen(TICK)
+        return ran
 
     def _rests(self, request: Any) -> bool:
         """One that is to fail in the talker, from when it has all that it needs before: it lives here when it fails."""
@@ -328,7 +315,7 @@ class TalkerStage(EngineStage):
 
     def _adapter(self, way: Way, station: StoryStation) -> RunnerAdapter:
         config = TransferConfig.from_yaml(STAGES_FILE, "talker")
-        self._inbox, self._receiver = station.inbox("thinker", way.full_payload)
+        self._inbox, _ = station.inbox("thinker", way.full_payload)
         source = self._inbox if way.full_payload else OneAStep(self._inbox)
         return RunnerAdapter(
             self.model,
@@ -347,9 +334,6 @@ class TalkerStage(EngineStage):
             ),
             form="names",
         )
-
-    def _wait(self) -> None:
-        self._receiver.wait(TICK)
 
     def _submit(self, request: Request) -> None:
         # The engine counts rows; what stands there the hook says.

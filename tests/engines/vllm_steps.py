@@ -230,7 +230,10 @@ def with_adapter(
     """The runner with an adapter, and the scheduler that feeds it."""
     options = {"form": "nested", "settings": AdapterConfig(migration_phase=phase), **own}
     runner.use_adapter(RunnerAdapter(runner.model, transfer, **options))
-    return Loop(runner, blocks=blocks, v2=isinstance(runner, V2RunnerMixin), late=late)
+    loop = Loop(runner, blocks=blocks, v2=isinstance(runner, V2RunnerMixin), late=late)
+    # In its first step the scheduler learns whether the runner reads.
+    loop.step()
+    return loop
 
 
 def foreign(mixin: type, engine: object, overridden: set[str]) -> set[str]:

@@ -12,7 +12,6 @@ from connector import errors
 from runner_adapter.adapters.vllm import V1RunnerMixin
 from runner_adapter.adapters.vllm.ids import ExternalId, as_it_is
 from runner_adapter.adapters.vllm.ledger import Known, Ledger
-from runner_adapter.adapters.vllm.scheduling import tell
 from runner_adapter.adapters.vllm.steps import Steps
 from runner_adapter.config import AdapterConfig
 from runner_adapter.merge import MergeRules
@@ -436,10 +435,3 @@ def test_failures_that_nobody_asks_for_do_not_pile_up() -> None:
         runner.adapter.fail(rid, ValueError("of it"))
         runner.sample_tokens(1)
     assert list(runner._failures) == ["b"]
-
-
-def test_an_output_that_is_still_on_its_way_tells_what_failed_when_it_is_there() -> None:
-    late = SimpleNamespace(get_output=lambda: SimpleNamespace(tokens=[1]))
-    assert tell(late, {"a": ValueError("of a")}) is late
-    found = late.get_output()
-    assert (found.tokens, found.adapter_failures) == ([1], {"a": "ValueError: of a"})

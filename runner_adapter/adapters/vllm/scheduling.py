@@ -135,11 +135,9 @@ class SchedulerMixin(_Scheduler):
                     getattr(self, name).prepend_request(request)
 
     def _may_run(self, request: Any) -> bool:
-        from vllm.v1.request import RequestStatus
-
         assert self._fed is not None
         engine_id = request.request_id
-        if request.status not in (RequestStatus.WAITING, RequestStatus.RUNNING, RequestStatus.PREEMPTED):
+        if request.status.name not in ("WAITING", "RUNNING", "PREEMPTED"):
             # It waits for something of the engine's.
             return True
         if request.is_prefill_chunk or engine_id in self._fed.whole:
