@@ -319,16 +319,19 @@ class Channel:
             queue.newest, queue.closed_life = (0, -1), 0
             queue.items = deque(i._replace(life=0) if isinstance(i, FailMark) else i for i in queue.items)
 
-    def discard(self, rid: str, hold: Hold) -> Arrived | None:
-        """The broker voids a payload that was not taken yet."""
-        queue = self.queues.get(rid)
-        for item in queue.items if queue is not None else ():
-            if isinstance(item, Arrived) and item.hold == hold:
-                assert queue is not None
-                queue.items.remove(item)
-                self._tidy(rid, queue, ended=False)
-                return item
-        return None
+    def discard(self, hold: Hold) -> list[Arrived]:
+        """The broker voids a payload that was not taken yet. What is behind it of its life goes, too, and so does END:
+        behind a hole nothing is told but why, which comes next. What is to be given back."""
+        for rid, queue in self.queues.items():
+            place = next((n for n, i in enumerate(queue.items) if isinstance(i, Arrived) and i.hold == hold), None)
+            if place is None:
+                continue
+            items = list(queue.items)
+            behind = [item for item in items[place:] if _life(item) == _life(items[place])]
+            queue.items = deque([*items[:place], *(item for item in items[place:] if item not in behind)])
+            self._tidy(rid, queue, ended=False)
+            return [item for item in behind if isinstance(item, Arrived)]
+        return []
 
 
 def _life(item: Arrived | EndMark | FailMark) -> int:

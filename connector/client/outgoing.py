@@ -113,7 +113,7 @@ class Outgoing:
     def __init__(self) -> None:
         self.streams: OrderedDict[tuple[Edge, str], OutStream] = OrderedDict()
         self.aborted: OrderedDict[str, Abort] = OrderedDict()
-        #: rid -> number of its last finish or begin. Bounded; the oldest are forgotten.
+        #: rid -> number of its last finish, begin or enter. Bounded; the oldest are forgotten.
         self.opened: OrderedDict[str, int] = OrderedDict()
         self.unacked: OrderedDict[int, Numbered] = OrderedDict()
         self.tickets: dict[int, list[Ticket]] = {}
@@ -234,7 +234,7 @@ class Outgoing:
         self.number += 1
         message.number = self.number
         self.unacked[self.number] = message
-        if isinstance(message, (msg.Begin, msg.Finish)):
+        if isinstance(message, (msg.Begin, msg.Enter, msg.Finish)):
             self.opened[message.rid] = self.number
             self.opened.move_to_end(message.rid)
             while len(self.opened) > MOST_OPENED:

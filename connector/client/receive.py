@@ -151,16 +151,8 @@ def _drop(session: Session, message: msg.Drop) -> None:
     """Void payloads: those nobody took go back now, the others with their last view."""
     for hold in message.holds:
         for channel in session.channels.values():
-            if hold.reader != channel.reader:
-                continue
-            rid = next((rid for rid, queue in channel.queues.items() if _holds(queue, hold)), None)
-            if rid is not None and channel.discard(rid, hold) is not None:
-                assert session.arena is not None
-                session.freed.append((session.arena.uuid, hold))
-
-
-def _holds(queue: Any, hold: Any) -> bool:
-    return any(isinstance(item, Arrived) and item.hold == hold for item in queue.items)
+            if hold.reader == channel.reader:
+                session.freed.extend((item.arena.uuid, item.hold) for item in channel.discard(hold))
 
 
 def _recall(session: Session, message: msg.Recall) -> None:

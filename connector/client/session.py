@@ -160,9 +160,10 @@ class Session:
             self.outgoing.acknowledge(envelope.counter)
 
     def reopened(self, rid: str, applied: int) -> bool:
-        """The session finished or began the rid after the first `applied` of its numbered messages: what the broker
-        says of the rid as it was then, is of a former use."""
-        queued = any(isinstance(m, (msg.Begin, msg.Finish)) and m.rid == rid for m, _ in self.outbound)
+        """The session finished, began or entered the rid after the first `applied` of its numbered messages: what the
+        broker says of the rid as it was then, is of a former use, or it will say it again."""
+        words = (msg.Begin, msg.Enter, msg.Finish)
+        queued = any(isinstance(m, words) and m.rid == rid for m, _ in self.outbound)
         return queued or self.outgoing.opened.get(rid, 0) > applied
 
     def aborted(self, rid: str) -> Abort | None:

@@ -3,10 +3,10 @@ it when he has finished that."""
 
 from __future__ import annotations
 
-from connector.core.directory import lives, releasing, room, tombs
+from connector.core.directory import entering, lives, releasing, room, tombs
 from connector.core.directory.effects import Done, Notice
 from connector.core.directory.events import Aborted
-from connector.core.directory.objects import Deferred, Life, Stream
+from connector.core.directory.objects import Life, Stream
 from connector.core.directory.state import State
 from connector.core.errors import RequestAborted
 
@@ -35,6 +35,7 @@ def aborted(state: State, event: Aborted) -> None:
     newest = max((life.number for life in meant), default=0)
     notice = Notice(tomb.number, event.rid, event.reason, newest, edges=tuple(sorted(edges)[:MOST_EDGES]))
     _tell(state, notice, first, hit, later)
+    entering.tell_all_due(state, event.rid)
     state.log("info", "request aborted", rid=event.rid, reason=event.reason, payloads=got[0], held=got[2])
     _report(state, event, got, tomb.number)
 
@@ -48,7 +49,7 @@ def _whom(state: State, rid: str, meant: list[Life], first: int, last: int | Non
     hit, later = set(), set()
     for session in state.sessions.values():
         life = session.bound.get(rid)
-        if lives.is_in_older(state, session, rid, first):
+        if entering.is_in_older(state, session, rid, first):
             later.add(session.id)
         elif session.id not in done and (last is None or life is None or life.number <= last):
             hit.add(session.id)
@@ -63,7 +64,7 @@ def _tell(state: State, notice: Notice, first: int, hit: set[int], later: set[in
             tombs.throw_out(state, session, session.past.pop(rid))
         tombs.tell(state, session, notice)
     for number in later:
-        state.sessions[number].deferred.setdefault(rid, []).append(Deferred(first, notice))
+        tombs.defer(state.sessions[number], first, notice)
     error = RequestAborted("the request was aborted", rid=rid, reason=notice.reason)
     for edge in state.edges.values():
         room.refuse_waiters(state, edge, rid, error, hit)

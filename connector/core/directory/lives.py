@@ -6,9 +6,9 @@ Its puts belong to that life, whatever other sessions do with the rid meanwhile.
 
 from __future__ import annotations
 
-from connector.core.directory import delivery, releasing, room, tombs, unclaimed
-from connector.core.directory.effects import Notice, StreamFailed
-from connector.core.directory.events import Began, Entered, Finished
+from connector.core.directory import delivery, entering, releasing, room, tombs, unclaimed
+from connector.core.directory.effects import StreamFailed
+from connector.core.directory.events import Began, Finished
 from connector.core.directory.objects import Life, Session, Stream
 from connector.core.directory.state import State
 from connector.core.errors import ConnectorError, StreamGap
@@ -96,6 +96,9 @@ def touched(session: Session, life: Life) -> None:
         del session.past[life.rid]
     if life.rid in session.thrown_out and session.thrown_out[life.rid].number < life.number:
         del session.thrown_out[life.rid]
+    if life.rid in session.owed and session.owed[life.rid].life < life.number:
+        del session.owed[life.rid]
+    tombs.drop_deferred(session, life)
 
 
 def unbind(state: State, session: Session, rid: str) -> None:
@@ -240,6 +243,7 @@ def end_life(state: State, life: Life) -> None:
         while len(session.past) > state.settings.max_past:
             session.past.popitem(last=False)
         unbind(state, session, life.rid)
+    entering.tell_all_due(state, life.rid)
 
 
 def bury(state: State, life: Life) -> None:
@@ -263,6 +267,8 @@ def began(state: State, event: Began) -> None:
         if life is not fresh:
             _finish_life(state, session, life)
     bind(state, session, fresh or open_life(state, event.rid))
+    for edge, reader in session.subscriptions:
+        delivery.touch_rid(state, state.edge(edge), reader, event.rid)
 
 
 def _untouched(state: State, session: Session, rid: str) -> Life | None:
@@ -271,48 +277,6 @@ def _untouched(state: State, session: Session, rid: str) -> Life | None:
     if life is None or life.streams or life.counts or session.id in life.bound | life.senders | life.finished_by:
         return None
     return life
-
-
-def entered(state: State, event: Entered) -> None:
-    """The session is in a use of the rid before it has put or got anything of it: so its finish means that one, and
-    nothing of the next is sent to it before. If the last that it knows of the rid is an abort, and nobody has begun the
-    rid since, that was the use: it is told again."""
-    session, rid = state.session(event.session), event.rid
-    if tombs.is_unheard(session, rid):
-        # That may have been its use. It will hear.
-        return
-    life = session.past.get(rid) or session.bound.get(rid)
-    if life is None:
-        life = _to_enter(state, session, rid, event.heard)
-        if life is None and event.heard:
-            tombs.tell(state, session, Notice(0, rid, event.reason, event.heard, edges=(event.edge,)))
-            return
-        life = life or open_life(state, rid)
-        bind(state, session, life)
-    life.entered.add(session.id)
-    if event.sends:
-        life.senders.add(session.id)
-        life.opened.add((session.id, event.edge))
-
-
-def _to_enter(state: State, session: Session, rid: str, heard: int) -> Life | None:
-    """Behind number `heard`, the oldest life that owes the session something, or else the newest that it has not
-    finished."""
-    lives = [life for life in state.lives.get(rid, ()) if life.number > heard]
-    found = [life for life in lives if session.id not in life.finished_by]
-    owed = [life for life in found if delivery.is_owed(session, life)]
-    return owed[0] if owed else found[-1] if found else None
-
-
-def is_in_older(state: State, session: Session, rid: str, first: int) -> bool:
-    """Whether the session is in a life before number `first`, not having finished it, or is owed something of one."""
-    out = session.thrown_out.get(rid)
-    if out is not None and session.id in out.entered:
-        return out.number < first
-    life = session.past.get(rid) or session.bound.get(rid)
-    if life is not None:
-        return life.number < first
-    return any(delivery.is_owed(session, older) for older in state.lives.get(rid, ()) if older.number < first)
 
 
 def finished(state: State, event: Finished) -> None:
@@ -330,8 +294,7 @@ def finished(state: State, event: Finished) -> None:
     thrown_out = session.thrown_out.pop(rid, None)
     if not of_the_aborted:
         _finish_lives(state, session, rid, thrown_out is not None)
-    if rid in session.deferred and not is_in_older(state, session, rid, session.deferred[rid][0].first):
-        tombs.tell_deferred(state, session, rid)
+    entering.tell_due(state, session, rid)
     for edge, reader in session.subscriptions:
         delivery.touch_rid(state, state.edge(edge), reader, rid)
 

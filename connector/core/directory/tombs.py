@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import insort
+
 from connector.core.directory.effects import Notice
-from connector.core.directory.objects import Life, Presence, Session, Tombstone
+from connector.core.directory.objects import Deferred, Life, Presence, Session, Tombstone
 from connector.core.directory.state import State
 from connector.core.errors import RequestAborted
 from connector.core.names import Edge
@@ -34,8 +36,10 @@ def is_unheard(session: Session, rid: str, seen: int | None = None) -> bool:
 
 
 def clear(session: Session, rid: str) -> None:
-    """The session finishes or begins the rid: what it puts from now on is no late put of an aborted life."""
+    """The session finishes or begins the rid: what it puts from now on is no late put of an aborted life, and what it
+    was not sent it need not hear."""
     session.owed.pop(rid, None)
+    session.notices.pop(rid, None)
 
 
 def throw_out(state: State, session: Session, life: Life) -> None:
@@ -79,11 +83,23 @@ def tell(state: State, session: Session, notice: Notice) -> None:
         session.notices_lost = True
 
 
+def defer(session: Session, first: int, notice: Notice) -> None:
+    """The session is still to come to what was aborted, which is number `first` of the rid and on."""
+    insort(session.deferred.setdefault(notice.rid, []), Deferred(first, notice))
+
+
 def tell_deferred(state: State, session: Session, rid: str) -> None:
     """The session is through with the uses before one that was aborted: now it is to hear of that."""
     tell(state, session, session.deferred[rid].pop(0).notice._replace(number=0))
     if not session.deferred[rid]:
         del session.deferred[rid]
+
+
+def drop_deferred(session: Session, life: Life) -> None:
+    """The session is in this life: aborts of those before are nothing to it."""
+    later = [one for one in session.deferred.pop(life.rid, ()) if one.notice.life > life.number]
+    if later:
+        session.deferred[life.rid] = later
 
 
 def _remember(state: State, rid: str, tomb: Tombstone) -> None:

@@ -210,3 +210,28 @@ class AbortContract:
         assert into.wait(PATIENCE)
         polled = into.poll()
         assert polled.failed == {} and values(polled[bench.rid]) == [1]
+
+    def test_no_end_is_told_behind_a_hole(self, bench: Bench) -> None:
+        """The abort's notice waits behind another; what it voids goes before."""
+        out, into = bench.ends()
+        into.poll()
+        ends: set[tuple[int, ...]] = set()
+        for turn in range(40):
+            rid = bench.name(f"r{turn}")
+            out.open(rid)
+            out.put(rid, number(0), last=False)
+            out.put(rid, number(1), last=True)
+            bench.writer.abort(rid, mine=True)
+            bench.writer.finish(rid)
+            got: list[int] = []
+            polled = into.poll()
+            while rid not in polled.ended | polled.failed.keys():
+                got += values(polled.get(rid, []))
+                assert into.wait(PATIENCE)
+                polled = into.poll()
+            got += values(polled.get(rid, []))
+            if rid in polled.ended:
+                ends.add(tuple(got))
+            bench.reader.finish(rid)
+            del polled
+        assert ends <= {(0, 1)}

@@ -71,9 +71,10 @@ class Rig:
         self.now += seconds
         return self.handle(ev.Tick(self.now, 0))
 
-    def join(self, stage: str = "stage") -> int:
+    def join(self, stage: str = "stage", pid: int = 0) -> int:
+        """Of a process of its own, if none is named."""
         self._sessions += 1
-        self.handle(ev.Joined(self.now, self._sessions, stage, 1000 + self._sessions, 0))
+        self.handle(ev.Joined(self.now, self._sessions, stage, pid or 1000 + self._sessions, 0))
         self.seen[self._sessions] = self.state.sessions[self._sessions].seen
         return self._sessions
 

@@ -115,6 +115,62 @@ def test_who_has_heard_an_abort_enters_the_use_that_others_have_begun_since(rig:
     assert told(rig, reader) == ["a"] and tags(rig.read(reader)) == ["second"]
 
 
+def test_who_enters_late_is_in_the_use_that_its_own_sender_is_in(rig: Any) -> None:
+    """The first of three stages is in the next already."""
+    stages = Stages(rig)
+    stages.again(stages.thinker)
+    stages.enter(stages.last)
+    rig.put(stages.sends, "a", 0, edge=rig.other, last=True, tag="codes")
+    assert tags(rig.read(stages.last)) == ["codes"]
+
+
+def test_a_process_that_reads_and_sends_with_two_sessions_is_in_one_use(rig: Any) -> None:
+    writer, ahead = rig.join(), rig.join()
+    reads, sends, last = rig.join("talker", 7), rig.join("talker", 7), rig.reader(edge=rig.other)
+    rig.subscribe(reads)
+    # A use that nobody of this process takes part in, and that goes on.
+    rig.enter(ahead, "a", sends=True, edge=rig.third)
+    rig.finish(writer, "a")
+    rig.begin(writer, "a")
+    rig.put(writer, "a", 0, tag="second")
+    rig.enter(reads, "a")
+    rig.enter(sends, "a", sends=True, edge=rig.other)
+    rig.put(sends, "a", 0, edge=rig.other, last=True, tag="codes")
+    assert tags(rig.read(reads)) == ["second"] and tags(rig.read(last)) == ["codes"]
+    (life,) = [life for life in rig.state.lives["a"] if reads in life.bound]
+    assert sends in life.bound
+
+
+def test_an_abort_of_a_later_use_is_nothing_to_who_is_still_to_come_to_this_one(rig: Any) -> None:
+    """Its sender is in this one; the first stage has begun the next and failed in it."""
+    stages = Stages(rig)
+    rig.put(stages.thinker, "a", 0, last=True)
+    stages.again(stages.thinker)
+    rig.abort(stages.thinker, "a", mine=True)
+    rig.hear(stages.last)
+    assert told(rig, stages.last) == []
+    stages.enter(stages.last)
+    rig.put(stages.sends, "a", 0, edge=rig.other, last=True, tag="codes")
+    assert tags(rig.read(stages.last)) == ["codes"]
+    rig.finish(stages.last, "a")
+    assert told(rig, stages.last) == ["a"]
+
+
+def test_aborts_of_later_uses_are_told_one_use_after_the_other(rig: Any) -> None:
+    """In the order of the uses, whichever was aborted first."""
+    stages = Stages(rig)
+    stages.enter(stages.last)
+    stages.again(stages.thinker, stages.reads)
+    second = rig.state.life_number
+    stages.again(stages.thinker)
+    for session in (stages.thinker, stages.reads):
+        rig.abort(session, "a", mine=True)
+    for life in (second, second + 1):
+        rig.finish(stages.last, "a", aborted=life != second)
+        rig.hear(stages.last)
+        assert rig.heard(stages.last, ef.Notices)[-1].notices[-1].life == life
+
+
 def test_an_abort_of_nothing_names_no_life(rig: Any) -> None:
     """A client that leaves when all is over: what begins then is another use."""
     writer, reader = rig.join(), rig.reader()
@@ -181,7 +237,9 @@ class Stages:
             self.enter(session)
 
     def enter(self, session: int) -> None:
-        self.rig.enter(session, "a", sends=session in (self.thinker, self.sends))
+        sends = session in (self.thinker, self.sends)
+        edge = self.rig.other if session in (self.sends, self.last) else self.rig.edge
+        self.rig.enter(session, "a", sends=sends, edge=edge)
 
     def again(self, *sessions: int) -> None:
         for session in sessions:
