@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from connector.config.source import validate as check_config
     from connector.core.errors import ConnectorError
     from connector.core.keys import KeyTemplate, TemplateSet
+    from connector.core.names import check_rid
 
 #: Name -> its module, and its name there where it is another.
 _HOMES = {
@@ -43,6 +44,7 @@ _HOMES = {
     "TemplateSet": "connector.core.keys",
     "Ticket": "connector.client.outgoing",
     "check_config": "connector.config.source:validate",
+    "check_rid": "connector.core.names",
     "config_conflicts": "connector.config.source:conflicts",
     "connect": "connector.client.connecting",
     "connect_async": "connector.client.connecting",
@@ -63,6 +65,7 @@ __all__ = [
     "TemplateSet",
     "Ticket",
     "check_config",
+    "check_rid",
     "config_conflicts",
     "connect",
     "connect_async",

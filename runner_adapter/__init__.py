@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from runner_adapter.hooks import Hooks
     from runner_adapter.inbox import Arrived, Bystander, Inbox
     from runner_adapter.kwargs import forward_kwargs, read_kwargs
+    from runner_adapter.legacy import decode
     from runner_adapter.maps import BatchMaps, gather
     from runner_adapter.merge import MergeRules
     from runner_adapter.naming import Naming, flatten, nest
     from runner_adapter.outbox import Outbox
     from runner_adapter.outputs import StageOutput, cut
+    from runner_adapter.overlay import PromptOverlay, accept, accept_cached, mirror
     from runner_adapter.phases import Phase
     from runner_adapter.plan import Row, StepPlan
     from runner_adapter.ranks import BroadcastInbox, EachRank
@@ -48,6 +50,7 @@ _HOMES = {
     "Naming": "naming",
     "Outbox": "outbox",
     "Phase": "phases",
+    "PromptOverlay": "overlay",
     "Received": "runner",
     "Requests": "requests",
     "Row": "plan",
@@ -59,13 +62,17 @@ _HOMES = {
     "StepPlan": "plan",
     "Talker": "talker",
     "TransferConfig": "config",
+    "accept": "overlay",
+    "accept_cached": "overlay",
     "as_tensor": "values",
     "as_value": "values",
     "connect_adapter": "connecting",
     "cut": "outputs",
+    "decode": "legacy",
     "flatten": "naming",
     "forward_kwargs": "kwargs",
     "gather": "maps",
+    "mirror": "overlay",
     "nest": "naming",
     "read_kwargs": "kwargs",
 }
@@ -85,6 +92,7 @@ __all__ = [
     "Naming",
     "Outbox",
     "Phase",
+    "PromptOverlay",
     "Received",
     "Requests",
     "Row",
@@ -96,13 +104,17 @@ __all__ = [
     "StepPlan",
     "Talker",
     "TransferConfig",
+    "accept",
+    "accept_cached",
     "as_tensor",
     "as_value",
     "connect_adapter",
     "cut",
+    "decode",
     "flatten",
     "forward_kwargs",
     "gather",
+    "mirror",
     "nest",
     "read_kwargs",
 ]

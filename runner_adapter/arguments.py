@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from connector import errors
+from runner_adapter.maps import Form
 from runner_adapter.plan import StepPlan
 
 
@@ -35,6 +36,18 @@ def error_of(rid: str, error: object) -> Exception:
 def brings_nothing(update: object) -> bool:
     """Whether a first map is empty or None."""
     return update is None or (isinstance(update, Mapping) and not update)
+
+
+def check_kind(name: str, given: object, kind: type) -> None:
+    """UsageError if an option is neither of this kind nor None."""
+    if given is not None and not isinstance(given, kind):
+        raise errors.UsageError(f"`{name}` is a {kind.__name__}", given=type(given).__name__)
+
+
+def check_form(form: object) -> None:
+    """UsageError if there is no such form of maps."""
+    if form not in get_args(Form):
+        raise errors.UsageError("there is no such form of maps", form=repr(form)[:40], known=list(get_args(Form)))
 
 
 def check_optional(**mappings: object) -> None:

@@ -18,7 +18,8 @@ from runner_adapter.inbox import Bystander, Inbox
 from runner_adapter.merge import MergeRules
 from runner_adapter.outbox import Outbox
 from runner_adapter.ranks import BroadcastInbox, EachRank
-from runner_adapter.runner import RunnerAdapter, Source
+from runner_adapter.runner import RunnerAdapter
+from runner_adapter.source import Source
 from runner_adapter.stagefile import stage_of
 
 StageFile = str | Path

@@ -229,6 +229,8 @@ def _prepared(given: object, row: Row) -> _Prepared:
     if not isinstance(embeds, torch.Tensor) or embeds.ndim != 2:
         found = f"{list(embeds.shape)}" if isinstance(embeds, torch.Tensor) else type(embeds).__name__
         raise errors.InvalidPayload("the embeds of preprocess are a tensor [tokens, width]", rid=row.rid, given=found)
+    if isinstance(ids, torch.Tensor) and (ids.is_floating_point() or ids.is_complex()):
+        raise errors.InvalidPayload("the ids of preprocess are integers", rid=row.rid, dtype=str(ids.dtype))
     return _Prepared(row, ids, embeds.detach(), _update(update, row.rid))
 
 
@@ -248,6 +250,10 @@ def _most_common(several: Iterable[T]) -> T | None:
 
 def _fitting(embeds: torch.Tensor, step: torch.Tensor | None, width: int | None, rid: str) -> torch.Tensor:
     """The step's embeds, for a row's of the same width."""
+    if step is not None and embeds.is_complex() and not step.is_complex():
+        raise errors.InvalidPayload(
+            "the embeds of preprocess are complex, the step's are not", rid=rid, dtype=str(embeds.dtype)
+        )
     if step is None or embeds.shape[1:] != step.shape[1:]:
         raise errors.InvalidPayload(
             "the embeds of preprocess have another width than the step's",

@@ -85,8 +85,15 @@ class StepPlan:
         UsageError, with rid and numbers: a rid that is empty, no str or there twice, a number that is negative or no
         int, a rid without a count, a count without a row, padding smaller than the step.
         """
-        if isinstance(rids, str):
-            raise errors.UsageError("a step takes several rids, not one str", rid=rids)
+        if isinstance(rids, str) or isinstance(prefill, str):
+            one = rids if isinstance(rids, str) else prefill
+            raise errors.UsageError("a step takes several rids, not one str", rid=one)
+        if not isinstance(rids, Iterable) or not isinstance(counts, Mapping):
+            raise errors.UsageError(
+                "a step is made of rids, and of counts by rid", rids=type(rids).__name__, counts=type(counts).__name__
+            )
+        if not isinstance(prefill, Container | None):
+            raise errors.UsageError("`prefill` holds rids, such as a set", given=type(prefill).__name__)
         found: dict[str, Row] = {}
         start = 0
         for index, rid in enumerate(rids):

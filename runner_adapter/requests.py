@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
+import connector
 from connector import errors
 
 #: Rids looked at for near matches: an error must not cost a walk over all.
@@ -92,10 +93,10 @@ class Requests:
 
 
 def check_rid(rid: object) -> str:
-    """A rid: any str but the empty one; InvalidPayload otherwise."""
+    """A rid as the connector takes it: any str but the empty one, of UTF-8, not too long; InvalidPayload otherwise."""
     if not isinstance(rid, str) or not rid:
         raise errors.InvalidPayload("a rid must be a str, and not empty", rid=repr(rid)[:80])
-    return rid
+    return connector.check_rid(rid)
 
 
 def unknown(rid: str, live: Iterable[str], message: str) -> errors.UnknownRequest:

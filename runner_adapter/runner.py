@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 from connector import ConnectorError, errors
 from runner_adapter import phases
-from runner_adapter.arguments import brings_nothing, check_inputs, check_optional, error_of, mapping_of, plan_of
+from runner_adapter.arguments import (
+    brings_nothing,
+    check_form,
+    check_inputs,
+    check_kind,
+    check_optional,
+    error_of,
+    mapping_of,
+    plan_of,
+)
 from runner_adapter.buffer import ModelIntermediateBuffer
 from runner_adapter.config import AdapterConfig, TransferConfig
 from runner_adapter.failing import Failing
 from runner_adapter.hooks import Extras, Hooks
-from runner_adapter.inbox import Arrived
 from runner_adapter.kwargs import forward_kwargs
 from runner_adapter.maps import BatchMaps, Form, gather
 from runner_adapter.merge import MergeRules
@@ -24,28 +32,13 @@ from runner_adapter.owning import Owner
 from runner_adapter.phases import Phase
 from runner_adapter.plan import StepPlan
 from runner_adapter.requests import Requests, StepChange, check_rid, rids_of, unknown
+from runner_adapter.source import Source
 from runner_adapter.staging import DeviceRows
 from runner_adapter.talker import Talker
 from runner_adapter.values import Device
 
 #: A request's first map, by rid; None where it brings none.
 Initial = Mapping[str, Mapping[Any, Any] | None]
-
-
-class Source(Protocol):
-    """Where a stage's input comes from: an Inbox, or one of ranks.py."""
-
-    def pull(self, ready: Iterable[str]) -> Arrived: ...
-
-    def waiting(self, rids: Iterable[str]) -> set[str]: ...
-
-    def wait(self, timeout: float) -> bool: ...
-
-    def begin(self, rid: str) -> None: ...
-
-    def fail(self, rid: str, error: ConnectorError) -> None: ...
-
-    def finish(self, rid: str) -> None: ...
 
 
 class Received(NamedTuple):
@@ -94,6 +87,10 @@ class RunnerAdapter(Owner):
         form: Form = "keys",
     ) -> None:
         super().__init__()
+        check_form(form)
+        check_kind("rules", rules, MergeRules)
+        check_kind("rows", rows, DeviceRows)
+        check_kind("talker", talker, Talker)
         if inbox is not None and outbox is None and abort is None:
             raise errors.UsageError("a stage that only reads needs its node's abort, to tell the others of failures")
         if width is None and talker is not None:
@@ -125,8 +122,10 @@ class RunnerAdapter(Owner):
         """Who leaves, enters and runs. Finished requests leave everywhere before new ones enter; `new` may map rids to
         the first map that each brings, which is merged, and for a live rid is a further input segment.
 
-        Raises as `Requests.step` does; then nothing has changed. A first map that is refused is its request's failure.
+        Raises as `Requests.step` does, and ClientClosed behind `close`; then nothing has changed. A first map that is
+        refused is its request's failure.
         """
+        self.check_open()
         entering = rids_of("new", new)
         initial: Initial = new if isinstance(new, Mapping) else dict.fromkeys(entering)
         change = self.requests.step(finished=finished, new=entering, scheduled=scheduled)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from connector import ConnectorError
+from runner_adapter.arguments import check_kind
 from runner_adapter.merge import MergeRules, merged
 from runner_adapter.values import Growing
 
@@ -16,6 +17,7 @@ class Whole:
     all others are as the last step had them."""
 
     def __init__(self, rules: MergeRules) -> None:
+        check_kind("whole", rules, MergeRules)
         self._rules = rules
         self._held: dict[str, dict[str, torch.Tensor]] = {}
         self._blocks: dict[str, dict[str, Growing]] = {}

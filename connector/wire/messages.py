@@ -1,7 +1,7 @@
 """The messages, one class each. A class's `code` is its number on the wire and never changes meaning.
 
 Client to broker below 64, broker to client from 64. `request` numbers are the client's own and come back in the answer;
-`number` counts what changes state (see the directory's events): a retry is applied once.
+`number` counts what changes state (see the directory's events): a retry is applied once. Pong answers Ping and Notices.
 """
 
 from __future__ import annotations
@@ -167,8 +167,6 @@ class Bye(Message):
 
 @dataclass(slots=True)
 class Pong(Message):
-    """Answers Ping and Notices: nothing but that the session has heard."""
-
     code = 15
     checks = ()
 
@@ -230,9 +228,6 @@ class Story(Message):
 
 @dataclass(slots=True)
 class Enter(Message):
-    """The session is in the rid's use from now on, before it has put (`sends`) or got anything of it. `heard`: the last
-    life of which it has heard the abort, and `reason` why; 0 if it has finished since."""
-
     code = 21
     checks = (f.WORD, f.EDGE, f.RID, f.flag, f.WORD, f.text(4096))
     number: int
@@ -395,8 +390,7 @@ class Shown(Message):
 
 def _all() -> list[type[Message]]:
     """By name, not by `__subclasses__`: a slotted dataclass leaves its first draft there until it is collected."""
-    named = list(globals().values())
-    return [cls for cls in named if isinstance(cls, type) and issubclass(cls, Message) and cls is not Message]
+    return [c for c in list(globals().values()) if isinstance(c, type) and issubclass(c, Message) and c is not Message]
 
 
 MESSAGES = tuple(_all())

@@ -190,3 +190,38 @@ def test_a_first_map_and_what_stands_beside_are_mappings_or_their_requests_failu
     payload = middle.after.edge(TO, NEXT).take("c", timeout=10.0)
     assert [tensor.tolist() for tensor in payload.values()] == [[3]]
     adapter.validate()
+
+
+@pytest.mark.parametrize(
+    ("option", "given"),
+    [("rules", {}), ("form", "x"), ("rows", 4), ("talker", "x")],
+    ids=["rules", "form", "rows", "talker"],
+)
+def test_an_option_of_another_kind_is_refused_by_name(option: str, given: Any) -> None:
+    with pytest.raises(errors.UsageError, match=option):
+        RunnerAdapter(object(), **{option: given})
+
+
+def test_rules_of_a_whole_payload_are_rules(pair: Link) -> None:
+    with pytest.raises(errors.UsageError, match="whole"):
+        pair.outbox(whole=True)
+
+
+@pytest.mark.parametrize("rid", ["r" * 1025, "\ud800"], ids=["long", "surrogate"])
+def test_a_rid_that_the_connector_does_not_take_changes_nothing(middle: Middle, rid: str) -> None:
+    adapter = middle.adapter
+    for step in ({"new": ["a", rid, "b"]}, {"finished": [rid]}, {"new": ["a"], "scheduled": [rid]}):
+        with pytest.raises(errors.InvalidPayload):
+            adapter.begin_step(**step)
+        adapter.validate()
+        assert list(adapter.requests) == []
+    adapter.begin_step(new=["a", "b"], scheduled=["a", "b"])
+    adapter.begin_step(finished=["a", "b"])
+
+
+def test_an_adapter_that_was_closed_begins_no_step() -> None:
+    adapter = RunnerAdapter(object())
+    adapter.close()
+    with pytest.raises(errors.ClientClosed):
+        adapter.begin_step(new=["a"])
+    adapter.validate()

@@ -274,6 +274,8 @@ def test_a_failure_is_the_error_itself() -> None:
         ((None, torch.zeros(1, 1, WIDTH), {}), "[tokens, width]"),
         ((None, torch.zeros(1, WIDTH + 1), {}), f"size={WIDTH + 1} limit={WIDTH}"),
         ((None, torch.zeros(1, WIDTH), [1]), "a hook's update is a dict"),
+        ((torch.tensor([1.5]), torch.zeros(1, WIDTH), {}), "the ids of preprocess are integers"),
+        ((None, torch.zeros(1, WIDTH, dtype=torch.complex64), {}), "complex"),
         ((None, torch.zeros(1, WIDTH), {"mtp_inputs": torch.zeros(2, WIDTH)}), "mtp_inputs"),
         ((None, torch.zeros(1, WIDTH), {"mtp_inputs": (torch.zeros(WIDTH),)}), "mtp_inputs"),
         ((None, torch.zeros(1, WIDTH), {"mtp_inputs": (torch.zeros(WIDTH), 1)}), "mtp_inputs"),

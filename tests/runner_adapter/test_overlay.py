@@ -11,13 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import runner_adapter
 from connector import errors
-from runner_adapter import phases
+from runner_adapter import AdapterConfig, RunnerAdapter, phases
 from runner_adapter.buffer import ModelIntermediateBuffer
 from runner_adapter.overlay import Accepted, PromptOverlay, accept, accept_cached, mirror
 from runner_adapter.phases import Phase
 from runner_adapter.plan import StepPlan
 from runner_adapter.values import as_value
+from tests.runner_adapter.models import flat
 
 NEW, OLD = "model_intermediate_buffer", "additional_information"
 OLD_PHASES = pytest.mark.parametrize("phase", [Phase.COMPAT, Phase.SWITCH])
@@ -346,3 +348,23 @@ def test_prompt_embeddings_are_warned_of_once(phase: Phase, caplog: pytest.LogCa
         overlay.add(rid, embeds(1))
     told = "prompt_embeds is deprecated: use model_intermediate_buffer"
     assert [record.getMessage() for record in caplog.records] == [told]
+
+
+def test_a_runner_of_its_own_takes_what_is_old_by_public_names() -> None:
+    """As docs/migration.md shows it."""
+    adapter = RunnerAdapter(object(), settings=AdapterConfig(migration_phase=1))
+    entry = SimpleNamespace(tensor_data=None, list_data=None, scalar_data=0)
+    old = SimpleNamespace(additional_information=SimpleNamespace(entries={"meta.count": entry}))
+    engines = {"a": SimpleNamespace()}
+    adapter.begin_step(new={"a": runner_adapter.accept(old, adapter.phase, rid="a")}, scheduled=["a"])
+    cached = SimpleNamespace(additional_information={"a": {"x": [1, 2]}, "b": 5})
+    brought = runner_adapter.accept_cached(cached, adapter.phase)
+    adapter.bring(brought.maps)
+    assert brought.failed.keys() == {"b"}
+
+    def put(rid: str, name: str, value: Any) -> None:
+        setattr(engines[rid], name, value)
+
+    runner_adapter.mirror(adapter.buffer, ["a"], adapter.phase, put)
+    assert flat(engines["a"].additional_information_cpu) == {"meta": {"count": 0}, "x": [1, 2]}
+    assert runner_adapter.decode(old.additional_information, rid="a")["meta.count"].item() == 0
