@@ -43,8 +43,9 @@ def decode(payload: object, *, rid: str, warns: bool = False) -> dict[str, torch
     `payload`: an object with `entries`, name -> (tensor_data, tensor_shape and tensor_dtype, or list_data, or
     scalar_data); or a mapping, nested or with dotted names, of tensors and plain values, in which None and {} say
     that there is nothing. Values that are no tensors become what `values.as_tensor` makes of them: 0, False, "" and
-    [] are values. Tensors of a mapping are handed on as they are; those made here own their memory. `warns`: as
-    `tensors` does, of values that no old name has warned of.
+    [] are values; a list that no tensor holds, ragged or of several kinds, stays a list of what its parts become.
+    Tensors of a mapping are handed on as they are; those made here own their memory. `warns`: as `tensors` does, of
+    values that no old name has warned of.
 
     InvalidPayload, with rid and entry: an entry with none or two of the three forms (PR: all three must survive),
     bytes that do not fit the shape, a value that no tensor holds, a name that stands twice. UnsupportedTensor: a
@@ -160,10 +161,27 @@ def _tensors(value: Any, rid: str, entry: str, warns: bool, depth: int = 1) -> A
         return _there({name: _tensors(part, rid, f"{entry}.{name}", warns, depth + 1) for name, part in parts})
     if isinstance(value, list | tuple) and any(isinstance(leaf, torch.Tensor | Mapping) for leaf in _leaves(value)):
         return [_tensors(part, rid, entry, warns, depth + 1) for part in value]
-    found = values.as_tensor(value, rid=rid, entry=entry)
+    found = _one(value, rid, entry)
+    if found is None:
+        return [_tensors(part, rid, entry, warns, depth + 1) for part in value]
     if warns:
         phases.warn_once(f"a value that is no tensor, under {entry[:80]},", "a tensor")
     return found
+
+
+def _one(value: Any, rid: str, entry: str) -> torch.Tensor | None:
+    """One tensor of a plain value, or of numpy's; None for a list that none holds: each part has its own then."""
+    if hasattr(value, "__array_interface__"):
+        try:
+            return torch.as_tensor(value).clone()
+        except (TypeError, ValueError) as error:
+            raise errors.InvalidPayload(f"no tensor holds this array: {error}", rid=rid, entry=entry) from None
+    try:
+        return values.as_tensor(value, rid=rid, entry=entry)
+    except errors.InvalidPayload:
+        if isinstance(value, list | tuple) and value:
+            return None
+        raise
 
 
 def _entry_name(name: object) -> str:

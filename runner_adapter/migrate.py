@@ -26,6 +26,8 @@ _READER_HOOKS = ("custom_process_input_func", "sync_process_input_func")
 _HOOK = re.compile(r"(?:.*\.)?(\w+\.\w+)_(?:async_chunk|full_payload|token_only)")
 _TEMPLATES = {"hidden_states": "{rid}-{layer_id}", "ids": "{rid}-{id_type}"}
 _FILTERS = {"hidden_states": "hidden_state_layers", "ids": "id_types"}
+#: A config lets names pass; the code of a hook, which made them, runs no more.
+_MADE = "; what its hook made of the output, the runner gives beside it"
 
 
 class Note(NamedTuple):
@@ -133,9 +135,9 @@ def _explain(work: _Work, stage: Stage, readers: list[Stage], hop: str | None) -
     for hook, at in lost:
         work.unsaid.append(Note(at, f"{_who(stage)}: what {hook} hands over is not known: write a transfer_config"))
     if hooks and not lost:
-        said, source = [(name, at) for hook, at in hooks for name in HOOKS[_hop(hook)]], "hooks"
+        said, source = [(name, at) for hook, at in hooks for name in HOOKS[_hop(hook)]], f"hooks{_MADE}"
     elif not said and not lost and hop is not None:
-        said, source = [(name, file.lines[stage.path]) for name in HOOKS[hop]], "pipeline"
+        said, source = [(name, file.lines[stage.path]) for name in HOOKS[hop]], f"pipeline{_MADE}"
     if said:
         _put(work, stage, _config(work, said), source)
     return bool(said or lost)

@@ -23,6 +23,9 @@ stages:
   - stage_id: 1
     devices: "0"
 """
+BY_PIPELINE = (
+    "stage 0: a transfer_config, from its pipeline; what its hook made of the output, the runner gives beside it"
+)
 
 
 @pytest.fixture
@@ -44,7 +47,7 @@ def test_the_new_file_is_printed_and_what_was_done_is_told(old: Path, capsys: py
     assert [line for line in out.splitlines() if line in OLD.splitlines()] == OLD.splitlines()
     assert out.count("transfer_config:") == 2
     assert err == [
-        f"done: {old}:3: stage 0: a transfer_config, from its pipeline",
+        f"done: {old}:3: {BY_PIPELINE}",
         f"done: {old}:5: stage 1: a transfer_config, from its place: it only reads",
     ]
     assert old.read_text() == OLD
@@ -77,7 +80,10 @@ def test_json_tells_the_same(old: Path, capsys: pytest.CaptureFixture[str], run:
     text = told(capsys, "migrate", old, *pipeline)[1]
     done = run("config", "migrate", str(old), "--json", *pipeline)
     by_place = {"line": 5, "text": "stage 1: a transfer_config, from its place: it only reads"}
-    by_pipeline = {"line": 3, "text": "stage 0: a transfer_config, from its pipeline"}
+    by_pipeline = {
+        "line": 3,
+        "text": BY_PIPELINE,
+    }
     unsaid = "stage 0: nothing says what it sends: name the pipeline, or write a transfer_config"
     assert done.code == (0 if named else 1)
     assert done.json() == {

@@ -3,6 +3,8 @@ it when he has finished that."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from connector.core.directory import entering, lives, releasing, room, tombs
 from connector.core.directory.effects import Done, Notice
 from connector.core.directory.events import Aborted
@@ -14,6 +16,17 @@ from connector.core.errors import RequestAborted
 MOST_EDGES = 64
 
 
+class Freed(NamedTuple):
+    """Payloads that were freed, their bytes, and payloads that readers still hold."""
+
+    payloads: int = 0
+    size: int = 0
+    held: int = 0
+
+    def plus(self, other: Freed) -> Freed:
+        return Freed(self.payloads + other.payloads, self.size + other.size, self.held + other.held)
+
+
 def aborted(state: State, event: Aborted) -> None:
     """End the lives that are meant; report what that freed."""
     state.counters["aborts"] += 1
@@ -21,29 +34,29 @@ def aborted(state: State, event: Aborted) -> None:
     meant = _meant(state, event, last)
     if last is not None and not meant:
         # It is aborted already, and whoever was in it has been told.
-        _report(state, event, (0, 0, 0), state.number)
+        _report(state, event, Freed(), state.number)
         return
     first = min((life.number for life in meant), default=state.life_number + 1) if event.mine else 0
     hit, later = _whom(state, event.rid, meant, first, last)
     edges = {edge for life in meant for edge in (*life.streams, *life.counts, *(edge for _, edge in life.opened))}
-    got = (0, 0, 0)
+    got = Freed()
     for life in meant:
         if not life.over:
-            got = _add(got, _abort_life(state, life, event.reason, later))
+            got = got.plus(_abort_life(state, life, event.reason, later))
     tomb = tombs.remember_abort(state, event.rid, event.reason)
     # Of nothing, if there was nothing: what begins later is not meant.
     newest = max((life.number for life in meant), default=0)
     notice = Notice(tomb.number, event.rid, event.reason, newest, edges=tuple(sorted(edges)[:MOST_EDGES]))
     _tell(state, notice, first, hit, later)
     entering.tell_all_due(state, event.rid)
-    state.log("info", "request aborted", rid=event.rid, reason=event.reason, payloads=got[0], held=got[2])
+    state.log("info", "request aborted", rid=event.rid, reason=event.reason, payloads=got.payloads, held=got.held)
     _report(state, event, got, tomb.number)
 
 
 def _whom(state: State, rid: str, meant: list[Life], first: int, last: int | None) -> tuple[set[int], set[int]]:
     """Sessions that are to hear now, and those that are to hear when they are through with the lives before `first`.
 
-    Nobody else is that had finished all that is aborted, or is in a later life.
+    It is nothing to those that had finished all that is aborted, or are in a later life.
     """
     done = set.intersection(*(life.finished_by for life in meant)) if meant else set()
     hit, later = set(), set()
@@ -92,12 +105,12 @@ def _meant(state: State, event: Aborted, last: int | None) -> list[Life]:
     return [found[number] for number in sorted(found) if last is None or number <= last]
 
 
-def _abort_life(state: State, life: Life, reason: str, later: set[int]) -> tuple[int, int, int]:
-    """Payloads freed, their bytes, payloads still held. `later`: sessions that are not in it yet."""
+def _abort_life(state: State, life: Life, reason: str, later: set[int]) -> Freed:
+    """`later`: sessions that are not in it yet."""
     lives.bury(state, life)
-    got = (0, 0, 0)
+    got = Freed()
     for stream in list(life.streams.values()):
-        got = _add(got, _abort_stream(state, stream, reason))
+        got = got.plus(_abort_stream(state, stream, reason))
     life.streams.clear()
     for number in sorted(life.bound):
         session = state.sessions.get(number)
@@ -108,11 +121,11 @@ def _abort_life(state: State, life: Life, reason: str, later: set[int]) -> tuple
     return got
 
 
-def _abort_stream(state: State, stream: Stream, reason: str) -> tuple[int, int, int]:
+def _abort_stream(state: State, stream: Stream, reason: str) -> Freed:
     stream.failure = RequestAborted("the request was aborted", rid=stream.rid, edge=str(stream.edge), reason=reason)
     for share in stream.shares:
         share.closed = True
-    got = releasing.void_stream(state, stream)
+    got = Freed(*releasing.void_stream(state, stream))
     state.tell("aborted", stream.edge, stream.rid, stream.high, 0, reason)
     edge = state.edge(stream.edge)
     if stream in edge.streams.get(stream.rid, ()):
@@ -122,11 +135,7 @@ def _abort_stream(state: State, stream: Stream, reason: str) -> tuple[int, int, 
     return got
 
 
-def _add(one: tuple[int, int, int], other: tuple[int, int, int]) -> tuple[int, int, int]:
-    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
-
-
-def _report(state: State, event: Aborted, got: tuple[int, int, int], number: int) -> None:
+def _report(state: State, event: Aborted, got: Freed, number: int) -> None:
     if event.request:
-        facts = {"payloads": got[0], "bytes": got[1], "held": got[2], "number": number}
+        facts = {"payloads": got.payloads, "bytes": got.size, "held": got.held, "number": number}
         state.emit(Done(event.session, event.request, facts))
