@@ -62,7 +62,25 @@ def misnamed(source: ConfigSource) -> list[tuple[str, str]]:
         if near is not None:
             place, field = source.place(path).removeprefix("file "), ".".join(map(str, path))
             found.append((f"{place}: {field}: there is no such section; did you mean {near!r}?", near))
+    for path in _elsewhere(source.values):
+        place, field = source.place(path).removeprefix("file "), ".".join(map(str, path))
+        found.append((f"{place}: {field}: it is not read here: it stands under the stage's engine_args", str(path[-1])))
     return found
+
+
+def _elsewhere(values: Mapping[str, Any]) -> Iterator[Path]:
+    """Sections in places that vLLM-Omni merges into a stage's engine_args, where nobody looks for them here."""
+    platforms = values.get("platforms")
+    trees: list[tuple[Path, Any]] = [((), values)]
+    trees += [(("platforms", name), tree) for name, tree in (platforms.items() if isinstance(platforms, dict) else ())]
+    for at, tree in trees:
+        for name in LISTS if isinstance(tree, dict) else ():
+            entries = tree.get(name)
+            for i, entry in enumerate(entries if isinstance(entries, list) else ()):
+                for part in ("engine_extras", *(("engine_args",) if at else ())):
+                    held = entry.get(part) if isinstance(entry, dict) else None
+                    sections = held if isinstance(held, dict) else {}
+                    yield from ((*at, name, i, part, section) for section in _IN_ARGS if section in sections)
 
 
 def _places(values: Mapping[str, Any]) -> Iterator[tuple[Path, object, tuple[str, ...]]]:

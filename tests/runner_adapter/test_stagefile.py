@@ -299,3 +299,18 @@ def test_the_files_that_are_shipped(file: str, sends: dict[int | None, tuple[boo
         told[stage_id] = (config.enabled, [key for key in keys if config.allows(*config.parse_key(key)[1:])])
         assert all(reader.parse_key(key, "r") for reader in found.values() for key in keys)
     assert told == sends
+
+
+ELSEWHERE = {
+    "engine_extras": "stages: [{stage_id: 0, engine_extras: HERE}]",
+    "platforms": "stages: [{stage_id: 0}]\nplatforms: {npu: {stages: [{engine_args: HERE}]}}",
+}
+
+
+@pytest.mark.parametrize("place", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_a_section_where_it_is_not_read_is_refused(tmp_path: Path, place: str) -> None:
+    """vLLM-Omni merges these into a stage's engine_args, and its adapter would find nothing."""
+    path = tmp_path / "stages.yaml"
+    path.write_text(place.replace("HERE", "{transfer_config: {enabled: false}}") + "\n")
+    with pytest.raises(errors.ConfigError, match="transfer_config: it is not read here: it stands under the stage's"):
+        read_stages(path)
