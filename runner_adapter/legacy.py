@@ -171,7 +171,7 @@ def _tensors(value: Any, rid: str, entry: str, warns: bool, depth: int = 1) -> A
 
 def _one(value: Any, rid: str, entry: str) -> torch.Tensor | None:
     """One tensor of a plain value, or of numpy's; None for a list that none holds: each part has its own then."""
-    if hasattr(value, "__array_interface__"):
+    if getattr(value, "__array_interface__", None) is not None:
         try:
             return torch.as_tensor(value).clone()
         except (TypeError, ValueError) as error:

@@ -99,10 +99,13 @@ class Stages:
         return self.read()
 
     def read(self) -> dict[str, Any]:
-        """The talker's alone."""
+        """The talker's alone, when its input is there: what it was given last."""
         for node in self.nodes:
             node.status()
-        self.talker.step()
+        # Its scheduler hears in one step that input is there, and the request is in the next.
+        for _ in range(3):
+            if self.talker.step().num_scheduled_tokens:
+                break
         maps = self.talker.runner.model.seen[-1]["model_intermediate_buffer"]
         kept = {rid: {key: one for key, one in maps[rid].items() if "hidden_states" not in key} for rid in maps.keys()}
         return {rid: numbers(found) for rid, found in kept.items()}
