@@ -8,7 +8,10 @@ import pytest
 
 import connector
 from connector import Edge, Node, errors
+from connector.core.directory.effects import Notice
 from connector.testing.contracts.samples import number, values
+from connector.wire import messages as msg
+from connector.wire.codec import Envelope
 from tests.client.held import deaf, mute
 
 PATIENCE = 60.0
@@ -86,6 +89,21 @@ def test_an_abort_that_is_told_late_is_not_the_next_uses(writer: Node, reader: N
     settle(writer)
     out.put("r", number(2), last=True)
     assert values(into.stream("r", timeout=PATIENCE)) == [2]
+
+
+def test_a_notice_that_travels_with_a_later_word_is_of_the_use_that_it_was_made_in(writer: Node, out: Edge) -> None:
+    """The broker says in one frame that the rid is aborted, and that it has the finish that came behind."""
+    out.put("r", number(1), last=False)
+    writer.finish("r")
+    writer.flush()
+    session = writer.session
+    said = session.outgoing.number
+    notice = Notice(session.seen + 1, "r", "of the former use", 1, said - 1)
+    session.receive(Envelope(said, [msg.Notices((notice,), False)]))
+    assert writer.aborted("r") is None
+    session.receive(Envelope(said, [msg.Notices((notice._replace(applied=said),), False)]))
+    assert writer.aborted("r") == "of the former use"
+    writer.finish("r")
 
 
 @pytest.mark.usefixtures("stocked")
