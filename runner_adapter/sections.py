@@ -56,16 +56,16 @@ def is_stage_file(values: Mapping[str, object]) -> bool:
 
 def misnamed(source: ConfigSource) -> list[tuple[str, str]]:
     """A line for each section whose name is misspelled, as a refusal says it, and the name that was meant."""
-    found = []
-    for path, value, known in _places(source.values):
-        near = meant(str(path[-1]), value, known)
-        if near is not None:
-            place, field = source.place(path).removeprefix("file "), ".".join(map(str, path))
-            found.append((f"{place}: {field}: there is no such section; did you mean {near!r}?", near))
-    for path in _elsewhere(source.values):
-        place, field = source.place(path).removeprefix("file "), ".".join(map(str, path))
-        found.append((f"{place}: {field}: it is not read here: it stands under the stage's engine_args", str(path[-1])))
-    return found
+    slips = [
+        (path, near) for path, value, known in _places(source.values) if (near := meant(str(path[-1]), value, known))
+    ]
+    found = [(path, f"there is no such section; did you mean {near!r}?", near) for path, near in slips]
+    told = "it is not read here: it stands under the stage's engine_args"
+    found += [(path, told, str(path[-1])) for path in _elsewhere(source.values)]
+    return [
+        (f"{source.place(path).removeprefix('file ')}: {'.'.join(map(str, path))}: {what}", near)
+        for path, what, near in found
+    ]
 
 
 def _elsewhere(values: Mapping[str, Any]) -> Iterator[Path]:
