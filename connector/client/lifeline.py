@@ -62,4 +62,6 @@ class Lifeline:
 def _reason(error: OSError) -> str:
     if isinstance(error, TimeoutError):
         return "it accepted nothing in time"
+    if isinstance(error, BlockingIOError):
+        return "more processes than it can queue are connecting at once"
     return error.strerror or str(error)

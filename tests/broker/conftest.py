@@ -131,8 +131,13 @@ class Peer:
 
 def open_lifeline(run_dir: str) -> socket.socket:
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    stream.settimeout(HANG)
-    stream.connect(f"{run_dir}/lifeline.sock")
+    try:
+        # Blocking: with a timeout, a full queue of newcomers is an error at once instead of a wait.
+        stream.connect(f"{run_dir}/lifeline.sock")
+        stream.settimeout(HANG)
+    except BaseException:
+        stream.close()
+        raise
     return stream
 
 

@@ -63,6 +63,16 @@ def test_a_broker_that_does_not_answer_is_away(run: Run, deaf: tuple[Path, socke
     assert f"path='{deaf[0]}'" in done.err
 
 
+def test_a_broker_whose_queue_of_newcomers_is_full_is_told_as_that(run: Run, deaf: tuple[Path, socket.socket]) -> None:
+    """Not as a resource that is unavailable."""
+    deaf[1].listen(0)
+    with socket.socket(socket.AF_UNIX) as first:
+        first.connect(str(deaf[0] / "lifeline.sock"))
+        done = run("status", "--endpoint", str(deaf[0]), "--timeout", "0.2")
+    assert (done.code, done.err.count("\n")) == (3, 1)
+    assert "more processes than it can queue are connecting at once" in done.err
+
+
 def test_ctrl_c_while_it_connects(start: Start, deaf: tuple[Path, socket.socket]) -> None:
     """130, one line, no traceback."""
     child = start("ls", "--endpoint", str(deaf[0]), "--timeout", "600")
