@@ -129,6 +129,9 @@ class EdgeVerbs:
         session = self._session
         with session.lock:
             session.must_be_open()
+            if not sends and self.channel.has(rid):
+                # It is in the use that this is of.
+                return
             heard = session.outgoing.aborted.get(rid)
             if heard is not None:
                 # It is answered: puts are taken again. Whether it is of this use the broker says.
@@ -137,7 +140,7 @@ class EdgeVerbs:
                 self.channel.expect(rid)
             last, reason = 0, ""
             if heard is not None and self.name in heard.edges:
-                last, reason = heard.life or 0, heard.reason[:4096]
+                last, reason = heard.life or 0, heard.reason
             session.post(msg.Enter(0, self.name, rid, sends, last, reason))
         session.wake()
 

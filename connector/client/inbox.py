@@ -139,6 +139,11 @@ class Channel:
         queue.closed_life = max(queue.closed_life, life)
         return self._arrived(rid, queue)
 
+    def has(self, rid: str) -> bool:
+        """Whether something of the rid is here that was not taken."""
+        queue = self.queues.get(rid)
+        return queue is not None and bool(queue.items)
+
     def expect(self, rid: str) -> None:
         """A new use of the rid: poll tells its abort, although nothing of it has come."""
         if rid not in self.queues:

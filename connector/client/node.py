@@ -141,7 +141,7 @@ class NodeBase:
 
     def _abort(self, rid: str, reason: str, mine: bool) -> Verb[dict[str, Any]]:
         names.check_rid(rid)
-        names.check_text(reason, "reason", 4096)
+        reason = names.check_reason(reason)
         self.check_usable()
         with self.session.lock:
             # At once: this session has seen its own abort.

@@ -255,6 +255,10 @@ class Session:
         for message in self.outgoing.lose_all(error):
             self.outgoing.number_it(message)
             again.append(message)
+        for said in (*again, *(queued for queued, _ in self.outbound)):
+            if isinstance(said, msg.Enter):
+                # This broker numbers lives from the start: what was heard from the last one is of none of them.
+                said.heard, said.reason = 0, ""
         return again
 
     def _bound_to_arena(self, message: msg.Message, tickets: list[Ticket], error: ConnectorError) -> bool:

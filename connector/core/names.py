@@ -10,6 +10,8 @@ from connector.core.errors import InvalidPayload
 MAX_STAGE_BYTES = 128
 #: Longest rid, in UTF-8 bytes. A rid never becomes a path or a segment name.
 MAX_RID_BYTES = 1024
+#: Longest reason of an abort, in UTF-8 bytes.
+MAX_REASON_BYTES = 4096
 #: Longest tensor key, in UTF-8 bytes.
 MAX_KEY_BYTES = 1024
 #: Most tensors in one payload.
@@ -65,6 +67,15 @@ def check_text(text: object, what: str, limit: int) -> str:
     if size > limit:
         raise InvalidPayload(f"{what} is too long", size=size, limit=limit, **{what: text[:40] + "…"})
     return text
+
+
+def check_reason(text: object) -> str:
+    """Why something was done, in words: what has no UTF-8 form is escaped. InvalidPayload as `check_text`."""
+    return check_text(_encodable(text), "reason", MAX_REASON_BYTES)
+
+
+def _encodable(text: object) -> object:
+    return text.encode(errors="backslashreplace").decode() if isinstance(text, str) else text
 
 
 def check_rid(rid: object) -> str:

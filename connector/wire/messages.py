@@ -12,7 +12,7 @@ from typing import Any
 from connector.core.directory.effects import Descriptor, Notice
 from connector.core.directory.events import Hold, Member
 from connector.core.errors import ConnectorError
-from connector.core.names import MAX_INDEX, MAX_READERS, MAX_RID_BYTES, MAX_STAGE_BYTES, Edge, Handle
+from connector.core.names import MAX_INDEX, MAX_READERS, MAX_REASON_BYTES, MAX_RID_BYTES, MAX_STAGE_BYTES, Edge, Handle
 from connector.wire import fields as f
 from connector.wire import hot
 from connector.wire.message import MANY
@@ -150,7 +150,7 @@ class Abort(Message):
     """`mine`: lives after the one that the session is in are not meant."""
 
     code = 13
-    checks = (f.WORD, f.WORD, f.RID, f.text(4096), f.flag)
+    checks = (f.WORD, f.WORD, f.RID, f.text(MAX_REASON_BYTES), f.flag)
     number: int
     request: int
     rid: str
@@ -229,7 +229,7 @@ class Story(Message):
 @dataclass(slots=True)
 class Enter(Message):
     code = 21
-    checks = (f.WORD, f.EDGE, f.RID, f.flag, f.WORD, f.text(4096))
+    checks = (f.WORD, f.EDGE, f.RID, f.flag, f.WORD, f.text(MAX_REASON_BYTES))
     number: int
     edge: Edge
     rid: str

@@ -270,6 +270,33 @@ def test_what_a_lost_broker_had_is_reported_as_lost(town: Town) -> None:
         assert torch.equal(payload["x"], torch.arange(4))
 
 
+def test_an_abort_of_a_lost_broker_is_of_no_use_at_the_next(town: Town) -> None:
+    """The reader has heard it, and not answered, when it expects the rid anew while the broker is away."""
+    out, into = town.writer.edge("a", "b"), town.reader.edge("a", "b")
+    into.poll()
+    for number in range(5):
+        # The next broker counts from the start.
+        town.writer.edge("a", "elsewhere").put(f"other {number}", {"x": torch.zeros(1)})
+    out.open("r")
+    town.writer.abort("r", "of the old broker", mine=True)
+    town.writer.finish("r")
+    for node in (town.writer, town.reader, town.reader):
+        node.status()
+    assert town.reader.aborted("r") == "of the old broker"
+    town.kill()
+    into.expect("r")
+    town.start_again()
+    for node in (town.writer, town.reader):
+        node.flush()
+    for use in range(1, 4):
+        out.put("r", {"x": torch.tensor([use])})
+        assert into.wait(HANG)
+        assert [payload["x"].tolist() for payload in into.poll()["r"]] == [[use]]
+        for node in (town.writer, town.reader):
+            node.finish("r")
+            node.flush()
+
+
 def test_views_of_a_dead_broker_stay_valid(town: Town) -> None:
     """The pages are the reader's as long as it looks at them; their release means nothing to the next broker."""
     town.writer.edge("a", "b").put("r", {"x": torch.arange(1000)})

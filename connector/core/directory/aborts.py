@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from connector.core.directory import entering, lives, releasing, room, tombs
+from connector.core.directory import entering, lives, onward, releasing, room, tombs
 from connector.core.directory.effects import Done, Notice
 from connector.core.directory.events import Aborted
-from connector.core.directory.objects import Life, Stream
+from connector.core.directory.objects import Life, Session, Stream
 from connector.core.directory.state import State
 from connector.core.errors import RequestAborted
+from connector.core.names import Edge
 
 #: Edges of a request that an abort names.
 MOST_EDGES = 64
@@ -38,19 +39,40 @@ def aborted(state: State, event: Aborted) -> None:
         return
     first = min((life.number for life in meant), default=state.life_number + 1) if event.mine else 0
     hit, later = _whom(state, event.rid, meant, first, last)
-    edges = {edge for life in meant for edge in (*life.streams, *life.counts, *(edge for _, edge in life.opened))}
+    edges = {edge for life in meant for edge in _edges(life)}
     got = Freed()
     for life in meant:
         if not life.over:
             got = got.plus(_abort_life(state, life, event.reason, later))
-    tomb = tombs.remember_abort(state, event.rid, event.reason)
     # Of nothing, if there was nothing: what begins later is not meant.
-    newest = max((life.number for life in meant), default=0)
-    notice = Notice(tomb.number, event.rid, event.reason, newest, edges=tuple(sorted(edges)[:MOST_EDGES]))
-    _tell(state, notice, first, hit, later)
+    newest = meant[-1] if meant else None
+    tomb = tombs.remember_abort(state, event.rid, event.reason, newest)
+    last_life = newest.number if newest is not None else 0
+    notice = Notice(tomb.number, event.rid, event.reason, last_life, edges=tuple(sorted(edges)[:MOST_EDGES]))
+    _tell(state, notice, first, meant, hit, later)
     entering.tell_all_due(state, event.rid)
     state.log("info", "request aborted", rid=event.rid, reason=event.reason, payloads=got.payloads, held=got.held)
     _report(state, event, got, tomb.number)
+
+
+def deserted(state: State, session: Session, life: Life, why: str) -> None:
+    """A session goes that is in the life: who waits for the first chunk of what it opened is to hear."""
+    reason = f"{why}: {session.label}"
+    if life.bound == {session.id} and life.opened and not life.streams and not life.counts:
+        # Nobody else is in it yet: those who come are to hear.
+        aborted(state, Aborted(state.now, session.id, 0, 0, life.rid, reason, mine=True))
+        return
+    lives.open_for_end(state, session, life)
+    alone = {edge for opener, edge in life.opened if opener == session.id and edge not in life.streams}
+    for number, edge in sorted(life.expected):
+        reader = state.sessions.get(number)
+        if edge not in alone or reader is None or reader.bound.get(life.rid) is not life:
+            continue
+        if edge not in life.counts and not any(read == edge for read, _ in reader.subscriptions):
+            # It has not subscribed yet, so that no stream could tell it.
+            lives.unbind(state, reader, life.rid)
+            out = Life(life.rid, life.number, over=True)
+            onward.throw_out(state, reader, out, Notice(0, life.rid, reason, life.number, edges=(edge,)), None)
 
 
 def _whom(state: State, rid: str, meant: list[Life], first: int, last: int | None) -> tuple[set[int], set[int]]:
@@ -69,13 +91,19 @@ def _whom(state: State, rid: str, meant: list[Life], first: int, last: int | Non
     return hit, later
 
 
-def _tell(state: State, notice: Notice, first: int, hit: set[int], later: set[int]) -> None:
+def _tell(state: State, notice: Notice, first: int, meant: list[Life], hit: set[int], later: set[int]) -> None:
     rid = notice.rid
     for number in hit:
         session = state.sessions[number]
         if rid in session.past and session.past[rid].number <= notice.life:
             tombs.throw_out(state, session, session.past.pop(rid))
-        tombs.tell(state, session, notice)
+        out = session.thrown_out.get(rid)
+        told = notice
+        if out is not None and out in meant and session.id in out.entered and out.number < notice.life:
+            # It comes to the later ones when it has finished the one that it is in.
+            tombs.defer(session, out.number + 1, notice)
+            told = notice._replace(life=out.number)
+        tombs.tell(state, session, told)
     for number in later:
         tombs.defer(state.sessions[number], first, notice)
     error = RequestAborted("the request was aborted", rid=rid, reason=notice.reason)
@@ -133,6 +161,11 @@ def _abort_stream(state: State, stream: Stream, reason: str) -> Freed:
     for subscription in edge.subscriptions.values():
         subscription.claims.discard(stream.rid)
     return got
+
+
+def _edges(life: Life) -> set[Edge]:
+    """Where something of the life was put, or was to be."""
+    return {*life.streams, *life.counts, *(edge for _, edge in life.opened | life.expected)}
 
 
 def _report(state: State, event: Aborted, got: Freed, number: int) -> None:

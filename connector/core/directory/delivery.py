@@ -169,6 +169,10 @@ def _may_see(state: State, session: Session, edge: EdgeState, stream: Stream, re
     bound = session.bound.get(stream.rid)
     if bound is not None and not _is_nobodys(session, bound, stream.life):
         return bound is stream.life
+    out = session.thrown_out.get(stream.rid)
+    if out is not None and session.id in out.entered and out.number < stream.life.number:
+        # It said that it is in that one, and has not finished it.
+        return False
     older = [life for life in state.lives.get(stream.rid, ()) if life.number < stream.life.number]
     return not any(is_owed(session, life) for life in older)
 

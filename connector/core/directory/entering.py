@@ -5,7 +5,7 @@ A stage takes part in the uses of a rid in their order: what it has not finished
 
 from __future__ import annotations
 
-from connector.core.directory import delivery, lives, tombs
+from connector.core.directory import delivery, lives, onward, tombs
 from connector.core.directory.effects import Notice
 from connector.core.directory.events import Entered
 from connector.core.directory.objects import Life, Session
@@ -18,18 +18,26 @@ def entered(state: State, event: Entered) -> None:
     it takes for a former use's."""
     session, rid = state.session(event.session), event.rid
     abort = _unanswered(state, session, event)
+    out = onward.of_the_process(state, session, rid) if abort is None else None
+    if out is not None:
+        onward.throw_out_too(state, session, out, event.edge if event.sends else None)
+        return
     life = session.past.get(rid) or session.bound.get(rid) or _to_enter(state, session, event)
+    if life is not None and abort is not None and life.number > abort.life:
+        # Unless others have begun the rid since.
+        life = None if onward.is_waited_in(state, session, life) else life
     heard = not tombs.is_unheard(session, rid)
     if rid in session.thrown_out or (life is not None and not heard and life.number > session.owed[rid].life):
         # The use that it means was aborted; this one others have begun since.
         life = None
     if life is None and abort is not None:
         # It is in that use, and thrown out of it.
-        tombs.throw_out(state, session, Life(rid, abort.life, entered={session.id}, over=True))
-        tombs.tell(state, session, abort)
+        out = onward.aborted_life(state, rid, abort.life)
+        onward.throw_out(state, session, out, abort, event.edge if event.sends else None)
         return
     tombs.clear(session, rid)
     life = life or lives.open_life(state, rid)
+    lives.go_on(state, life)
     lives.bind(state, session, life)
     tombs.drop_deferred(session, life)
     if abort is not None and life.number < abort.life:
@@ -39,6 +47,8 @@ def entered(state: State, event: Entered) -> None:
     if event.sends:
         life.senders.add(session.id)
         life.opened.add((session.id, event.edge))
+    else:
+        life.expected.add((session.id, event.edge))
     for edge, reader in session.subscriptions:
         delivery.touch_rid(state, state.edge(edge), reader, rid)
 
@@ -62,7 +72,8 @@ def _to_enter(state: State, session: Session, event: Entered) -> Life | None:
     owed = [life for life in found if delivery.is_owed(session, life)]
     from_another = [life for life in found if not event.sends and _is_sent_to(life, event)]
     of_the_process = [life for life in found if _has_sibling(state, session, life)]
-    return next(iter([*owed, *from_another, *of_the_process, *found]), None)
+    drained = lives.unfinished(state, session, event.edge, event.rid, sends=event.sends)
+    return next(iter([*owed, *from_another, *of_the_process, *found]), drained)
 
 
 def _is_sent_to(life: Life, event: Entered) -> bool:
@@ -73,7 +84,7 @@ def _is_sent_to(life: Life, event: Entered) -> bool:
 def _has_sibling(state: State, session: Session, life: Life) -> bool:
     """A stage may have a session for what it reads and one for what it sends: both are in one use."""
     others = (state.sessions.get(number) for number in life.bound)
-    return any(one is not None and (one.pid, one.stage) == (session.pid, session.stage) for one in others)
+    return any(one is not None and onward.are_of_one(session, one) for one in others)
 
 
 def is_in_older(state: State, session: Session, rid: str, first: int) -> bool:

@@ -26,14 +26,14 @@ def life_for_put(state: State, session: Session, edge: Edge, rid: str, seen: int
     for life in reversed(state.lives.get(rid, ())):
         if session.id not in life.finished_by:
             return life
-    return _unfinished(state, session, edge, rid) or open_life(state, rid)
+    return unfinished(state, session, edge, rid) or open_life(state, rid)
 
 
-def _unfinished(state: State, session: Session, edge: Edge, rid: str) -> Life | None:
-    """A life that drained, while others have not finished it: it goes on with this sender.
+def unfinished(state: State, session: Session, edge: Edge, rid: str, *, sends: bool = True) -> Life | None:
+    """A life that drained, while others have not finished it: it goes on with this sender, or with this reader.
 
-    One that was read to its end on this very edge goes on only while a sender of it has not finished;
-    readers are done by their last release.
+    One that was read to its end on this very edge, or to which a reader comes, goes on only while a sender of it has
+    not finished; readers are done by their last release.
     """
     if rid in state.lives:
         return None
@@ -42,7 +42,7 @@ def _unfinished(state: State, session: Session, edge: Edge, rid: str) -> Life | 
     if life is None or session.id in life.finished_by:
         return None
     sending = any(past is life and other in life.senders for other, past in found.items())
-    return life if sending or edge not in life.counts else None
+    return life if sending or (sends and edge not in life.counts) else None
 
 
 def open_life(state: State, rid: str) -> Life:
@@ -53,16 +53,21 @@ def open_life(state: State, rid: str) -> Life:
 
 
 def join(state: State, session: Session, life: Life) -> None:
-    """The session puts to the life, which goes on if it had drained: the same number, the same counts."""
+    """The session puts to the life."""
+    go_on(state, life)
+    life.senders.add(session.id)
+    if life.rid not in session.bound:
+        bind(state, session, life)
+    touched(session, life)
+
+
+def go_on(state: State, life: Life) -> None:
+    """If it had drained: the same number, the same counts."""
     if life.over:
         life.over = False
         lives = state.lives.setdefault(life.rid, [])
         lives.append(life)
         lives.sort(key=lambda other: other.number)
-    life.senders.add(session.id)
-    if life.rid not in session.bound:
-        bind(state, session, life)
-    touched(session, life)
 
 
 def stream_of(state: State, life: Life, edge: Edge) -> Stream:
@@ -292,6 +297,8 @@ def finished(state: State, event: Finished) -> None:
     for subscription in session.subscriptions.values():
         subscription.claims.discard(rid)
     thrown_out = session.thrown_out.pop(rid, None)
+    if thrown_out is not None:
+        thrown_out.finished_by.add(session.id)
     if not of_the_aborted:
         _finish_lives(state, session, rid, thrown_out is not None)
     entering.tell_due(state, session, rid)
@@ -311,6 +318,10 @@ def _finish_lives(state: State, session: Session, rid: str, thrown_out: bool) ->
     if life is None:
         return
     life.finished_by.add(session.id)
+    for drained in (other.past.get(rid) for other in state.sessions.values()):
+        # It may go on with somebody else.
+        if drained is not None and drained.number < life.number:
+            drained.finished_by.add(session.id)
     for older in [other for other in lives if other.number <= life.number]:
         _finish_life(state, session, older)
 

@@ -175,6 +175,8 @@ class Life:
     entered: set[int] = field(default_factory=set)
     #: What they said that they would put to: (session, edge).
     opened: set[tuple[int, Edge]] = field(default_factory=set)
+    #: What those who entered it would read: (session, edge).
+    expected: set[tuple[int, Edge]] = field(default_factory=set)
     #: Nothing of it is left. A session that has not finished it may open it again by a put.
     over: bool = False
 
@@ -187,6 +189,8 @@ class Tombstone(NamedTuple):
     reason: str
     #: A later life of an aborted rid has ended since.
     ended_since: bool = False
+    #: The last that was aborted, and who has finished it.
+    out: Life | None = None
 
 
 class Deferred(NamedTuple):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from connector.core.directory import delivery, lives, releasing, tombs
+import itertools
+
+from connector.core.directory import aborts, delivery, lives, releasing, tombs
 from connector.core.directory.effects import Done, Expelled, Notices, Ping, Refused
 from connector.core.directory.events import Died, Heard, Hold, Joined, Left, Subscribed
 from connector.core.directory.objects import Chunk, Presence, Session, Share, Stream, Subscription
@@ -16,6 +18,9 @@ from connector.core.errors import (
     ReaderTaken,
     WriterDied,
 )
+
+#: Notices in one message.
+MOST_NOTICES = 256
 
 
 def joined(state: State, event: Joined) -> None:
@@ -46,9 +51,11 @@ def send_notices(state: State) -> None:
         if session is None or not session.notices:
             state.unheard.discard(number)
         elif session.seen >= session.notified:
-            state.unheard.discard(number)
-            batch = tuple(session.notices.values())
-            session.notices.clear()
+            if len(session.notices) <= MOST_NOTICES:
+                state.unheard.discard(number)
+            batch = tuple(itertools.islice(session.notices.values(), MOST_NOTICES))
+            for notice in batch:
+                del session.notices[notice.rid]
             session.notified = batch[-1].number
             state.emit(Notices(session.id, batch, session.notices_lost))
             session.notices_lost = False
@@ -187,8 +194,8 @@ def _give_back_reserved(state: State, session: Session, verb: str) -> None:
 
 def _end_writing(state: State, session: Session, why: str) -> None:
     """Streams without END fail after what was sealed; finished ones are not touched."""
-    for life in session.bound.values():
-        lives.open_for_end(state, session, life)
+    for life in list(session.bound.values()):
+        aborts.deserted(state, session, life, why)
     for life in [*session.bound.values(), *session.past.values()]:
         for stream in list(life.streams.values()):
             if session.id not in stream.writers:

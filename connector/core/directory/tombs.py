@@ -10,6 +10,9 @@ from connector.core.directory.state import State
 from connector.core.errors import RequestAborted
 from connector.core.names import Edge
 
+#: Aborts of one rid that a session is still to come to.
+MOST_DEFERRED = 64
+
 
 def refuse_late(state: State, session: Session, edge: Edge, rid: str, seen: int) -> None:
     """A put that was made before its session heard of the rid's abort must not go into a newer life.
@@ -59,33 +62,38 @@ def remember_end(state: State, rid: str) -> None:
     _remember(state, rid, Tombstone(state.number, False, "finished"))
 
 
-def remember_abort(state: State, rid: str, reason: str) -> Tombstone:
-    """The rid was aborted: numbered."""
+def remember_abort(state: State, rid: str, reason: str, out: Life | None) -> Tombstone:
+    """The rid was aborted, lives up to `out`: numbered."""
     state.number += 1
-    tomb = Tombstone(state.number, True, reason)
+    tomb = Tombstone(state.number, True, reason, out=out)
     _remember(state, rid, tomb)
     return tomb
 
 
 def tell(state: State, session: Session, notice: Notice) -> None:
-    """The session is to hear of an abort, by a number of its own if it has none. Kept until it has room to hear; too
-    many are replaced by the word that some are lost."""
+    """The session is to hear of an abort, by a number of its own if it has none. Kept until it has room to hear. Of too
+    many, those that are of no use that it was in are replaced by the word that some are lost."""
     if session.presence is Presence.CLOSING:
         return
     if not notice.number:
         state.number += 1
     rid, number = notice.rid, notice.number or state.number
-    session.owed[rid] = session.notices[rid] = notice._replace(number=number, applied=session.applied)
+    session.owed[rid] = notice = notice._replace(number=number, applied=session.applied)
+    full = len(session.notices) >= state.settings.max_notices
+    if full and rid not in session.thrown_out and rid not in session.notices:
+        session.notices_lost = True
+        return
+    session.notices[rid] = notice
     session.notices.move_to_end(rid)
     state.unheard.add(session.id)
-    if len(session.notices) > state.settings.max_notices:
-        session.notices.popitem(last=False)
-        session.notices_lost = True
 
 
 def defer(session: Session, first: int, notice: Notice) -> None:
-    """The session is still to come to what was aborted, which is number `first` of the rid and on."""
-    insort(session.deferred.setdefault(notice.rid, []), Deferred(first, notice))
+    """The session is still to come to what was aborted, which is number `first` of the rid and on. Of too many of one
+    rid the last are forgotten."""
+    waiting = session.deferred.setdefault(notice.rid, [])
+    insort(waiting, Deferred(first, notice))
+    del waiting[MOST_DEFERRED:]
 
 
 def tell_deferred(state: State, session: Session, rid: str) -> None:

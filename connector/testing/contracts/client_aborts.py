@@ -195,6 +195,37 @@ class AbortContract:
         assert into.wait(PATIENCE)
         assert values(into.poll()[bench.name("again")]) == [1]
 
+    def test_to_expect_a_request_again_takes_nothing_of_what_came_of_it(self, bench: Bench) -> None:
+        """Neither its failure, which nobody has polled yet, nor a payload."""
+        out, into = bench.ends()
+        into.poll()
+        for name in ("fails", "comes"):
+            into.expect(bench.name(name))
+        bench.reader.flush()
+        out.put(bench.name("comes"), number(1))
+        bench.writer.abort(bench.name("fails"), "no first token")
+        bench.writer.finish(bench.name("fails"))
+        out.open(bench.name("fails"))
+        for _ in range(2):
+            bench.writer.status()
+            bench.reader.status()
+        for name in ("fails", "comes"):
+            into.expect(bench.name(name))
+        arrived = into.poll()
+        assert values(arrived[bench.name("comes")]) == [1]
+        assert {rid: error.facts["reason"] for rid, error in arrived.failed.items()} == {
+            bench.name("fails"): "no first token"
+        }
+
+    def test_a_reason_that_has_no_utf_8_form_is_told_escaped(self, bench: Bench) -> None:
+        """Such as the name of a file that is in some error's text."""
+        _, into = bench.ends()
+        into.expect(bench.rid)
+        into.poll()
+        bench.writer.abort(bench.rid, "cannot open 'caf\udce9'")
+        assert into.wait(PATIENCE)
+        assert into.poll().failed[bench.rid].facts["reason"] == "cannot open 'caf\\udce9'"
+
     def test_an_abort_of_something_else_under_the_same_id_is_no_abort_of_this(self, bench: Bench) -> None:
         """It came on another edge."""
         out, into = bench.ends()

@@ -83,7 +83,7 @@ def test_too_many_notices_are_replaced_by_the_word_that_some_are_lost(make_rig: 
     assert len(rig.state.sessions[silent].notices) == 2
     rig.hear(silent)
     first, second = rig.heard(silent, ef.Notices)
-    assert not first.lost and second.lost and [n.rid for n in second.notices] == ["r3", "r4"]
+    assert not first.lost and second.lost and [n.rid for n in second.notices] == ["r1", "r2"]
 
 
 def test_a_late_put_of_an_aborted_life_is_refused(rig: Any) -> None:

@@ -270,13 +270,27 @@ def test_a_use_goes_on_when_one_edge_is_read_to_its_end_and_the_other_has_nothin
 
 
 def test_an_abort_is_told_before_what_it_lets_through(rig: Any) -> None:
+    """To a reader that says nothing of uses."""
+    first, second, reader = rig.join(), rig.join(), rig.reader()
+    rig.put(first, "a", 0, tag="first")
+    rig.begin(second, "a")
+    rig.put(second, "a", 0, tag="second")
+    rig.abort(first, "a", mine=True)
+    said = [type(effect) for effect in rig.said[reader] if isinstance(effect, ef.Deliver | ef.Notices)]
+    assert said == [ef.Deliver, ef.Notices, ef.Deliver]
+
+
+def test_an_abort_lets_nothing_through_before_it_is_answered(rig: Any) -> None:
     stages = Stages(rig)
     stages.enter(stages.last)
     stages.again(stages.sends)
     rig.put(stages.sends, "a", 0, edge=rig.other, tag="second")
     rig.abort(stages.thinker, "a", mine=True)
+    rig.hear(stages.last)
     said = [type(effect) for effect in rig.said[stages.last] if isinstance(effect, ef.Deliver | ef.Notices)]
-    assert said == [ef.Notices, ef.Deliver]
+    assert said == [ef.Notices]
+    rig.finish(stages.last, "a", aborted=True)
+    assert tags(rig.read(stages.last)) == ["second"]
 
 
 def test_an_abort_that_waits_its_turn_is_told_before_what_it_lets_through(rig: Any) -> None:
@@ -288,6 +302,7 @@ def test_an_abort_that_waits_its_turn_is_told_before_what_it_lets_through(rig: A
     rig.abort(stages.thinker, "another")
     rig.abort(stages.thinker, "a", mine=True)
     rig.hear(stages.last)
+    rig.finish(stages.last, "a", aborted=True)
     said = [effect for effect in rig.said[stages.last] if isinstance(effect, ef.Deliver | ef.Notices)]
     assert [type(effect) for effect in said] == [ef.Notices, ef.Notices, ef.Deliver]
 

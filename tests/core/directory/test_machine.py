@@ -384,10 +384,11 @@ class Lives(RuleBasedStateMachine):
                 self.check_got(session, place, put)
 
     def is_in(self, slot: int, rid: str) -> bool:
-        """Whether the reader said that it is in the use that it is in."""
+        """Whether the reader said that it is in the use that it is in, or was thrown out of."""
         session = self.readers[slot]
-        life = self.rig.state.sessions[session].bound.get(rid)
-        return life is not None and session in life.entered
+        known = self.rig.state.sessions[session]
+        lives = (known.bound.get(rid), known.thrown_out.get(rid))
+        return any(life is not None and session in life.entered for life in lives)
 
     def drain_one(self, slot: int, session: int) -> None:
         place, reader, _ = SLOTS[slot]
