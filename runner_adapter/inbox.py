@@ -145,6 +145,11 @@ class Inbox:
         full = self._arrivals.full
         return {r for r, life in lives.items() if life is None or not (life.over or (life.chunks and not full))}
 
+    def failing(self, rids: Iterable[str]) -> dict[str, ConnectorError]:
+        """Those whose failure `pull` will give, whatever it gives before, and why."""
+        fronts = {rid: life for rid in rids if (life := self._arrivals.front(rid)) is not None}
+        return {rid: life.error.anew() for rid, life in fronts.items() if life.error is not None and life.untold}
+
     def wait(self, timeout: float) -> bool:
         """Sleep until something comes, for whichever rid; False if nothing does within `timeout` seconds. Raises as
         `Edge.wait` does."""

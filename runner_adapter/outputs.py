@@ -169,6 +169,9 @@ def _axis(name: str, row_axes: Mapping[str, int]) -> int:
 def _parts(name: str, value: Any, plan: StepPlan, axis: int) -> Iterator[tuple[str, Any]]:
     """(rid, its part) of one value; InvalidPayload if it is not this step's."""
     if isinstance(value, torch.Tensor):
+        if value.is_nested or value.layout is not torch.strided:
+            layout = "nested" if value.is_nested else str(value.layout)
+            raise errors.InvalidPayload("rows are cut out of dense tensors only", name=name, layout=layout)
         size = value.shape[axis] if axis < value.dim() else None
         if size not in (plan.tokens, plan.padded_tokens):
             raise errors.InvalidPayload(

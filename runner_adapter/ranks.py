@@ -5,8 +5,8 @@
 | `BroadcastInbox` | rank 0 of the group | for one reader |
 | `EachRank` | every rank, as reader i of n | for n readers: `node.edge(..., readers=n)` |
 
-`pull` and `waiting` are collective: every rank calls them, in the same order. What comes between two steps waits for
-the next. Nothing is unpickled: a header travels as JSON, tensors as bytes.
+`pull`, `waiting` and `failing` are collective: every rank calls them, in the same order. What comes between two steps
+waits for the next. Nothing is unpickled: a header travels as JSON, tensors as bytes.
 """
 
 from __future__ import annotations
@@ -56,6 +56,10 @@ class BroadcastInbox:
     def waiting(self, rids: Iterable[str]) -> set[str]:
         """As `Inbox.waiting`, for the `rids` of rank 0."""
         return self._shared(lambda inbox: Arrived(ended=inbox.waiting(rids))).ended
+
+    def failing(self, rids: Iterable[str]) -> dict[str, ConnectorError]:
+        """As `Inbox.failing`, for the `rids` of rank 0."""
+        return self._shared(lambda inbox: Arrived(failed=inbox.failing(rids))).failed
 
     def wait(self, timeout: float) -> bool:
         """As `Inbox.wait`, at rank 0; the others do not wait: their next pull waits for rank 0's. What it raises, that
@@ -157,7 +161,7 @@ class EachRank:
         rids = list(dict.fromkeys(ready))
         agreed = dict(zip(rids, self._least(rids, self._inbox.count), strict=True))
         for rid in [rid for rid, count in agreed.items() if count < 0]:
-            self._inbox.fail(rid, errors.PeerFailed("the input of another rank failed", rid=rid))
+            self._inbox.fail(rid, _of_another(rid))
             agreed[rid] = 1
         return self._inbox.pull(rids, agreed)
 
@@ -166,6 +170,14 @@ class EachRank:
         rids = list(dict.fromkeys(rids))
         there = self._least(rids, lambda asked: dict.fromkeys(asked, 1) | dict.fromkeys(self._inbox.waiting(asked), 0))
         return {rid for rid, one in zip(rids, there, strict=True) if not one}
+
+    def failing(self, rids: Iterable[str]) -> dict[str, ConnectorError]:
+        """As `Inbox.failing`: those that failed for any rank."""
+        rids = list(dict.fromkeys(rids))
+        own = self._inbox.failing(rids)
+        counts = self._least(rids, lambda asked: {rid: -1 if rid in own else 0 for rid in asked})
+        failed = [rid for rid, count in zip(rids, counts, strict=True) if count < 0]
+        return {rid: own.get(rid) or _of_another(rid) for rid in failed}
 
     def wait(self, timeout: float) -> bool:
         """As `Inbox.wait`; what it raises, the next pull raises, at all ranks."""
@@ -197,6 +209,10 @@ class EachRank:
         if able < 0:
             raise errors.PeerFailed("another rank could not read its input", rank=dist.get_rank(self._group))
         return agreed
+
+
+def _of_another(rid: str) -> ConnectorError:
+    return errors.PeerFailed("the input of another rank failed", rid=rid)
 
 
 def _wait(inbox: Inbox, timeout: float) -> bool:

@@ -160,11 +160,17 @@ class RunnerAdapter(Owner):
         """Merge what the engine itself brings to requests that run, or with `replace` put it in their maps' place.
 
         What is refused is its request's failure; what is a finished request's is dropped and counted. UnknownRequest:
-        a rid that is neither.
+        a rid that is neither; what is brought to the others is merged first.
         """
+        strangers = []
         for rid, update in mapping_of("maps", maps).items():
             if rid not in self._failed:
-                self._update(rid, self.buffer.replace if replace else self.buffer.merge, update)
+                try:
+                    self._update(rid, self.buffer.replace if replace else self.buffer.merge, update)
+                except errors.UnknownRequest as error:
+                    strangers.append(error)
+        if strangers:
+            raise strangers[0]
 
     def _update(self, rid: str, store: Callable[[str, Any], None], update: Mapping[Any, Any] | None) -> None:
         try:
@@ -210,6 +216,12 @@ class RunnerAdapter(Owner):
         Raises as `Edge.poll` does."""
         asked = rids_of("rids", rids)
         return set() if self.inbox is None else self.inbox.waiting(asked)
+
+    def failing(self, rids: Iterable[str]) -> dict[str, ConnectorError]:
+        """Of these, none of which `waiting` names, those that failed in another stage, and why. One that has not begun
+        here need not: finish it."""
+        asked = rids_of("rids", rids)
+        return {} if self.inbox is None else self.inbox.failing(asked)
 
     def wait(self, timeout: float) -> bool:
         """With nothing to run: sleep until input comes, of whichever request; False if none does within `timeout`

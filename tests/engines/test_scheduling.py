@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.request_queue import create_request_queue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import FinishReason
+from vllm.v1.request import Request, RequestStatus
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm_omni.worker.gpu_model_runner import OmniGPUModelRunner
 
@@ -18,7 +21,17 @@ from connector import Node
 from runner_adapter.adapters.vllm import SchedulerMixin, V1RunnerMixin, V2RunnerMixin
 from runner_adapter.inbox import Inbox
 from tests.engines.v2_twins import TwinRunner, v2
-from tests.engines.vllm_steps import TRANSFER, Loop, PlainModel, foreign, numbers, settings, v1, with_adapter
+from tests.engines.vllm_steps import (
+    TRANSFER,
+    Loop,
+    PlainModel,
+    StageModel,
+    foreign,
+    numbers,
+    settings,
+    v1,
+    with_adapter,
+)
 
 
 class VllmRunner(V1RunnerMixin, CPUModelRunner):
@@ -217,13 +230,77 @@ def test_a_request_that_fails_elsewhere_while_it_waits_ends(talker: Talker, begu
     assert talker.steps(3) == [{"B": 1}]
 
 
-def test_a_request_that_failed_before_it_was_submitted_ends(talker: Talker) -> None:
+@pytest.mark.parametrize("places", ["free", "none"])
+def test_a_request_that_failed_before_it_was_submitted_ends_without_having_run(talker: Talker, places: str) -> None:
+    """Also while those that run, and wait for their rows, have all places."""
+    rids = [f"r{number}" for number in range(8 if places == "none" else 0)]
+    for rid in rids:
+        talker.run.add(rid, 1, tokens=3)
+        talker.put(rid, 1)
+    talker.steps(3)
     talker.out.open("A")
     talker.sender.abort("A", "made no first token", mine=True)
     talker.settle()
     talker.run.add("A", 1)
-    talker.steps(4)
-    assert "made no first token" in talker.run.ended["A"].stop_reason
+    assert talker.steps(4) == []
+    assert "made no first token" in talker.run.ended["A"].stop_reason and talker.run.tokens["A"] == []
+    assert len(talker.run.scheduler.running) == len(rids) and not talker.run.scheduler.waiting
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_a_request_that_fails_in_its_last_step_fails(kind: str, tokens: int) -> None:
+    """And is not told as one whose tokens are all there; the token of that step is none."""
+    make, runner = KINDS[kind]
+    model = StageModel()
+    run = with_adapter(make(runner, settings(), model))
+    for rid in "AB":
+        run.add(rid, 1, tokens=tokens)
+    for left in range(tokens, 0, -1):
+        if left == 1:
+            model.raises["A"] = ValueError("broke")
+        run.step()
+    assert (run.ended["A"].finish_reason, run.ended["B"].finish_reason) == (FinishReason.ERROR, FinishReason.LENGTH)
+    assert run.ended["A"].stop_reason == "ValueError: broke"
+    assert [len(run.tokens[rid]) for rid in "AB"] == [tokens - 1, tokens]
+
+
+def test_a_request_waits_under_the_id_that_its_client_gave_it(talker: Talker) -> None:
+    """Where vLLM-Omni is installed it puts that on each request, whichever runner is used; vLLM's own, which a runner
+    of its own calls new, have it not."""
+    made = Request("A-0123abcd", [1], SamplingParams(max_tokens=2, ignore_eos=True), None)
+    made.external_req_id = "A"
+    talker.run.scheduler.add_request(made)
+    assert talker.steps(2) == []
+    talker.put("A", 3, last=True)
+    held = [list(output.num_scheduled_tokens) for output in (talker.run.step() for _ in range(4))]
+    assert [one for one in held if one] == [["A-0123abcd"]] * 2
+    assert numbers(talker.run.runner.model.seen[-1]["model_intermediate_buffer"]["A"]) == {"A-row": [3]}
+    assert talker.run.ended["A-0123abcd"].finish_reason is FinishReason.LENGTH
+
+
+def test_an_id_that_is_used_again_waits_for_its_own_input(talker: Talker) -> None:
+    """The one before had all of its own."""
+    talker.run.add("A", 1, tokens=2)
+    talker.put("A", 1, last=True)
+    assert talker.steps(4) == [{"A": 1}] * 2
+    talker.run.add("A", 1, tokens=1)
+    assert talker.steps(3) == []
+    talker.sender.finish("A")
+    talker.put("A", 5, last=True)
+    assert talker.steps(3) == [{"A": 5}]
+
+
+def test_structured_output_waits_for_input_too(talker: Talker) -> None:
+    """Its grammar is ready first, in the step in which the engine would run it."""
+    talker.run.add("A", 1, tokens=1)
+    waiting = talker.run.scheduler.requests["A"]
+    waiting.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+    waiting.structured_output_request = SimpleNamespace(grammar=object())
+    assert talker.steps(3) == []
+    talker.sender.abort("A", "broke")
+    talker.settle()
+    assert talker.steps(3) == []
+    assert talker.run.ended["A"].finish_reason is FinishReason.ERROR
 
 
 def test_a_request_that_leaves_while_it_waits_leaves_nothing(talker: Talker) -> None:
@@ -246,4 +323,4 @@ def test_a_stage_that_reads_nothing_keeps_nobody_waiting(kind: str) -> None:
 
 
 def test_the_mixin_overrides_what_it_means_to_and_nothing_else(talker: Talker) -> None:
-    assert foreign(SchedulerMixin, Scheduler, {"schedule", "update_from_output"}) == set()
+    assert foreign(SchedulerMixin, Scheduler, {"add_request", "schedule", "update_from_output"}) == set()

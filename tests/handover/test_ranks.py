@@ -200,6 +200,30 @@ def test_a_failure_of_the_sender_reaches_all_ranks(stage: Stage) -> None:
     made.both("finish", "r")
 
 
+def test_what_failed_before_it_began_is_told_at_all_ranks_until_it_is_finished(stage: Stage) -> None:
+    """By the sender. What did not is not named."""
+    made = stage.ranks
+    stage.put("r", keyed("r", 1), last=False)
+    stage.put("s", keyed("s", 1), last=True)
+    stage.sender.abort("r", "no more")
+    stage.settle()
+    assert [made.both("failing", "r", "s", "t") for _ in range(2)] == [{}, {}], "nobody has looked yet"
+    assert made.both("waiting", "r", "s") == []
+    assert [made.both("failing", "r", "s", "t") for _ in range(2)] == [{"r": "RequestAborted"}] * 2
+    made.say("finish", "r", "s")
+    assert made.both("failing", "r", "s") == {}
+
+
+def test_what_failed_at_one_rank_before_it_began_failed_at_all(each: Stage) -> None:
+    made = each.ranks
+    each.put("r", keyed("r", 1), last=False)
+    made.both("waiting", "r")
+    made.say("fail", "r", only=1)
+    assert made.say("failing", "r") == [{"r": "PeerFailed"}, {"r": "Broken"}]
+    each.sender.abort("r")
+    made.say("finish", "r")
+
+
 def test_a_rid_that_is_finished_and_new_starts_clean_at_all_ranks(stage: Stage) -> None:
     made, put = stage.ranks, stage.put
     put("r", keyed("r", 1))
@@ -341,6 +365,9 @@ class _Rank:
 
     def do_waiting(self, *rids: str) -> list[str]:
         return sorted(self.shared.waiting(rids))
+
+    def do_failing(self, *rids: str) -> dict[str, str]:
+        return {rid: type(error).__name__ for rid, error in self.shared.failing(rids).items()}
 
     def do_wait(self) -> bool:
         return self.shared.wait(0.0)

@@ -69,6 +69,15 @@ def test_what_is_a_finished_requests_is_dropped_and_counted(middle: Middle, wher
     adapter.validate()
 
 
+def test_what_is_brought_to_a_stranger_takes_nothing_from_the_others(middle: Middle) -> None:
+    adapter = middle.adapter
+    adapter.begin_step(new=["a"], scheduled=["a"])
+    with pytest.raises(errors.UnknownRequest) as caught:
+        adapter.bring({"ghost": ids(1), "a": ids(2)})
+    assert caught.value.facts["rid"] == "ghost"
+    assert adapter.buffer["a"]["a-thinker_input_ids"].tolist() == [2]
+
+
 def test_a_strangers_part_that_is_refused_is_no_requests_failure(middle: Middle) -> None:
     """Nor does it stop the step on its way."""
     adapter, plan = middle.adapter, plan_of(a=1, b=1)

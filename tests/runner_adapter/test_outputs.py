@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -103,6 +104,27 @@ def test_another_form_is_refused(output: object) -> None:
     with pytest.raises(errors.InvalidPayload) as caught:
         StageOutput.of(output)
     assert caught.value.facts["found"] == type(output).__name__
+
+
+NESTED = [torch.ones(2), torch.ones(3)]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: rows().to_sparse(),
+        lambda: rows().to_sparse_csr(),
+        lambda: torch.nested.nested_tensor(NESTED),
+        lambda: torch.nested.nested_tensor(NESTED, layout=torch.jagged),
+    ],
+    ids=["sparse", "csr", "nested", "jagged"],
+)
+def test_rows_of_a_tensor_that_is_not_dense_are_refused(make: Callable[[], torch.Tensor]) -> None:
+    """Each request is told: nobody can say whose rows these are."""
+    found, failed = cut_all(Output(rows(), {"codes": {"audio": make()}}), codes__audio=0)
+    assert found == {} and {type(error) for error in failed.values()} == {errors.InvalidPayload}
+    assert failed["a"].facts["name"] == "codes.audio" and "layout" in failed["a"].facts
 
 
 def test_the_declared_axis_is_cut() -> None:

@@ -204,7 +204,7 @@ def test_of_two_live_requests_of_one_rid_the_later_is_refused_and_the_first_goes
         run.step(output(second, cached={ONE: 0}))
     ((engine_id, error),) = run.steps.failures().items()
     assert engine_id == TWO and type(error) is errors.UsageError
-    assert error.facts == {"rid": "req", "engine_id": TWO, "running": ONE}
+    assert error.facts == {"rid": "req", "engine_id": TWO, "first": ONE}
     # Both have a row in this step; the refused one's has no state, and is nobody's rid.
     plan = run.plan(**{TWO: 0, ONE: 0})
     assert plan.row("req").index == 1 and run.map("req") == {"x": 1}

@@ -1,4 +1,4 @@
-"""What runner and scheduler tell each other, over stand-ins of vLLM's objects; tests/engines has the genuine ones."""
+"""Whom a scheduler keeps back, over stand-ins of vLLM's objects; tests/engines has the genuine ones."""
 
 from __future__ import annotations
 
@@ -11,32 +11,35 @@ from typing import Any
 import pytest
 
 from runner_adapter.adapters.vllm import SchedulerMixin
-from runner_adapter.adapters.vllm.scheduling import ASKED, FED, Asked, Fed, tell
-from runner_adapter.adapters.vllm.steps import Steps
-from runner_adapter.runner import RunnerAdapter
-from tests.runner_adapter.test_vllm_steps import CONFIG, output, request
+from runner_adapter.adapters.vllm.telling import ASKED, Asked, Fed, tell
 
-Status = Enum("Status", "WAITING RUNNING PREEMPTED WAITING_FOR_REMOTE_KVS")
+Status = Enum("Status", "WAITING RUNNING PREEMPTED WAITING_FOR_REMOTE_KVS WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR")
 
 
 class Queue(deque[Any]):
     def remove_requests(self, requests: Iterable[Any]) -> None:
-        for one in requests:
+        for one in list(requests):
             self.remove(one)
 
-    def prepend_request(self, one: Any) -> None:
-        self.appendleft(one)
+    def add_request(self, one: Any) -> None:
+        self.append(one)
 
 
 class Engine:
-    """A scheduler: all that run, then those that wait, while there are places."""
+    """A scheduler: all that run, then those that wait, while there are places. What they wait for besides is there."""
 
     def __init__(self, places: int) -> None:
+        self.requests: dict[str, Any] = {}
         self.running: list[Any] = []
         self.waiting, self.skipped_waiting = Queue(), Queue()
         self.max_num_running_reqs = places
         #: To be preempted in the next step.
         self.victims: set[str] = set()
+
+    def add_request(self, one: Any) -> None:
+        if one.request_id not in self.requests:
+            self.requests[one.request_id] = one
+            self.waiting.append(one)
 
     def schedule(self, throttle: bool = False) -> Any:
         for one in [one for one in self.running if one.request_id in self.victims]:
@@ -52,28 +55,36 @@ class Engine:
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
         return {}
 
-    def finish_requests(self, request_ids: Any, finished_status: Any) -> list[Any]:
-        return []
-
 
 class Scheduling(SchedulerMixin, Engine):
     """Its runner says whose input is there."""
 
-    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
-        # What follows there needs vLLM.
-        self._under_way -= type(self._under_way)(scheduler_output.num_scheduled_tokens.keys())
-        self._fed = getattr(model_runner_output, FED, None)
-        return {}
-
     def add(self, *rids: str, status: Status = Status.WAITING) -> None:
         for rid in rids:
-            self.waiting.append(SimpleNamespace(request_id=rid, status=status, is_prefill_chunk=False))
+            self.add_request(SimpleNamespace(request_id=rid, status=status, is_prefill_chunk=False))
+
+    def leave(self, *rids: str) -> None:
+        for rid in rids:
+            one = self.requests.pop(rid)
+            for queue in (self.running, self.waiting):
+                if one in queue:
+                    queue.remove(one)
+
+    def hear(self, made: Any, here: str = "", whole: str = "") -> list[str]:
+        self.update_from_output(made, tell(SimpleNamespace(), {}, Fed(frozenset(here), frozenset(whole))))
+        return list(made.num_scheduled_tokens)
 
     def step(self, here: str = "", whole: str = "") -> list[str]:
         """Who was in the step; then whose input is there."""
-        made = self.schedule()
-        self.update_from_output(made, tell(SimpleNamespace(), {}, Fed(frozenset(here), frozenset(whole))))
-        return list(made.num_scheduled_tokens)
+        return self.hear(self.schedule(), here, whole)
+
+    @property
+    def queue(self) -> str:
+        return "".join(one.request_id for one in self.waiting)
+
+    @property
+    def batch(self) -> str:
+        return "".join(one.request_id for one in self.running)
 
 
 @pytest.fixture
@@ -89,7 +100,7 @@ def test_a_request_is_in_a_step_when_its_input_is_there(scheduling: Scheduling) 
     assert scheduling.step("a") == ["b", "a"]
     assert scheduling.step(whole="b") == ["a"]
     assert [scheduling.step(whole="b") for _ in range(2)] == [["b"], ["b"]]
-    assert [one.request_id for one in scheduling.running] == ["b", "a"]
+    assert scheduling.batch == "ba"
 
 
 def test_one_that_is_kept_back_has_its_place_in_the_batch(scheduling: Scheduling) -> None:
@@ -97,15 +108,28 @@ def test_one_that_is_kept_back_has_its_place_in_the_batch(scheduling: Scheduling
     scheduling.step("abc")
     assert scheduling.step("c") == ["a", "b"]
     assert scheduling.step() == [] and scheduling.max_num_running_reqs == 2
-    assert [one.request_id for one in scheduling.waiting] == ["c"]
+    assert scheduling.queue == "c"
 
 
 def test_those_that_wait_to_begin_keep_their_order(scheduling: Scheduling) -> None:
     scheduling.add("a", "b", "c", "d")
     scheduling.step("c")
-    assert [one.request_id for one in scheduling.waiting] == ["a", "b", "c", "d"]
+    assert scheduling.queue == "abcd"
     assert scheduling.step() == ["c"]
-    assert [one.request_id for one in scheduling.waiting] == ["a", "b", "d"]
+    assert scheduling.queue == "abd"
+
+
+def test_who_may_begin_and_finds_no_place_begins_before_those_that_came_later(scheduling: Scheduling) -> None:
+    """Whether the runner says it again or not, and whoever is kept back behind it."""
+    scheduling.add("a", "b", "c", "d")
+    scheduling.step("abc")
+    scheduling.step("ab")
+    for newcomer in "efg":
+        scheduling.add(newcomer)
+        assert scheduling.step("ab" + newcomer) == ["a", "b"]
+    assert scheduling.queue == "cdefg"
+    scheduling.leave("a")
+    assert scheduling.step() == ["b", "c"]
 
 
 def test_a_request_whose_step_is_under_way_is_in_no_further_one(scheduling: Scheduling) -> None:
@@ -114,7 +138,7 @@ def test_a_request_whose_step_is_under_way_is_in_no_further_one(scheduling: Sche
     scheduling.step("ab")
     first = scheduling.schedule()
     assert scheduling.schedule().num_scheduled_tokens == {}
-    scheduling.update_from_output(first, tell(SimpleNamespace(), {}, Fed(frozenset("ab"), frozenset("b"))))
+    scheduling.hear(first, "ab", "b")
     second, third = scheduling.schedule(), scheduling.schedule()
     assert (list(second.num_scheduled_tokens), list(third.num_scheduled_tokens)) == (["a", "b"], ["b"])
 
@@ -127,8 +151,15 @@ def test_a_prompt_that_is_read_in_parts_is_not_kept_back_between_them(scheduling
     assert scheduling.step() == ["a"]
 
 
-def test_what_the_engine_waits_for_is_the_engines(scheduling: Scheduling) -> None:
-    scheduling.add("a", status=Status.WAITING_FOR_REMOTE_KVS)
+@pytest.mark.parametrize("status", [Status.WAITING_FOR_REMOTE_KVS, Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR])
+def test_what_the_engine_waits_for_does_not_stand_for_input(scheduling: Scheduling, status: Status) -> None:
+    """It may be there in the step in which the engine looks, and then the request runs. One that has begun is the
+    engine's."""
+    scheduling.add("a", status=status)
+    assert scheduling.step() == []
+    assert scheduling.step("a") == []
+    assert scheduling.step() == ["a"]
+    scheduling.running[0].status = status
     assert scheduling.step() == ["a"]
 
 
@@ -136,120 +167,72 @@ def test_a_preempted_request_is_in_one_queue(scheduling: Scheduling) -> None:
     scheduling.add("a", "b")
     scheduling.step("ab")
     scheduling.step("a")
+    scheduling.add("c", "d")
     scheduling.victims = {"a"}
     assert scheduling.step("b") == []
-    assert [one.request_id for one in scheduling.running] == ["b"]
-    assert [one.request_id for one in scheduling.waiting] == ["a"]
+    assert (scheduling.batch, scheduling.queue) == ("b", "acd")
+
+
+def test_a_runner_is_told_once_of_those_that_wait_to_begin(scheduling: Scheduling) -> None:
+    asked = []
+    for added in ("ab", "c", ""):
+        scheduling.add(*added)
+        made = scheduling.schedule()
+        scheduling.hear(made)
+        asked.append(getattr(made, ASKED))
+    assert asked == [[Asked("a", None), Asked("b", None)], [Asked("c", None)], []]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_an_id_that_is_used_again_is_a_request_that_waits(scheduling: Scheduling, begun: bool) -> None:
+    """What was said of the one before is nothing to it, nor what a step says that was made before it was added."""
+    scheduling.add("a")
+    scheduling.step("a")
+    if begun:
+        scheduling.step(whole="a")
+    under_way = scheduling.schedule()
+    scheduling.leave("a")
+    scheduling.add("a")
+    scheduling.hear(under_way, "a", "a")
+    made = scheduling.schedule()
+    assert scheduling.hear(made, "a") == [] and getattr(made, ASKED) == [Asked("a", None)]
+    assert scheduling.step() == ["a"]
+
+
+def test_a_further_segment_of_a_request_is_no_other_request(scheduling: Scheduling) -> None:
+    scheduling.add("a")
+    scheduling.step("a")
+    assert scheduling.step(whole="a") == ["a"]
+    scheduling.add("a")
+    assert scheduling.step() == ["a"]
 
 
 def test_a_runner_that_reads_nothing_keeps_nobody_back(scheduling: Scheduling) -> None:
+    """It is asked all the same: one that reads would say so, whatever it said before."""
     scheduling.add("a")
     made = scheduling.schedule()
     assert getattr(made, ASKED) == [Asked("a", None)]
     scheduling.update_from_output(made, SimpleNamespace())
-    assert list(scheduling.schedule().num_scheduled_tokens) == ["a"]
+    made = scheduling.schedule()
+    assert list(made.num_scheduled_tokens) == ["a"] and getattr(made, ASKED) == []
+    scheduling.hear(made)
+    assert scheduling.step() == []
 
 
-# -- the runner -----------------------------------------------------------------------------------
+def test_an_output_that_says_nothing_changes_nothing(scheduling: Scheduling) -> None:
+    scheduling.add("a", "b")
+    scheduling.step("a")
+    scheduling.update_from_output(scheduling.schedule(), SimpleNamespace())
+    assert scheduling.queue == "b"
+    assert scheduling.step("b") == ["a"]
 
 
-class Source:
-    """An inbox that has input for some."""
-
-    def __init__(self) -> None:
-        self.here: set[str] = set()
-        self.begun: list[str] = []
-        self.waits: list[float] = []
-
-    def begin(self, rid: str) -> None:
-        self.begun.append(rid)
-
-    def finish(self, rid: str) -> None:
-        self.here.discard(rid)
-
-    def waiting(self, rids: Iterable[str]) -> set[str]:
-        return set(rids) - self.here
-
-    def pull(self, rids: Iterable[str]) -> Any:
-        return SimpleNamespace(payloads={}, ended=set(), failed={})
-
-    def wait(self, timeout: float) -> bool:
-        self.waits.append(timeout)
-        return False
-
-
-class Run:
-    def __init__(self, source: Source | None) -> None:
-        inbox: Any = source
-        adapter = RunnerAdapter(object(), inbox=inbox, abort=lambda rid, reason: None)
-        self.steps = Steps(adapter, object(), CONFIG, embeds=False)
-
-    def step(self, made: Any, *asked: str) -> Fed | None:
-        setattr(made, ASKED, [Asked(rid, None) for rid in asked])
-        self.steps.take(made)
-        self.steps.begin(made)
-        if made.num_scheduled_tokens:
-            rids = list(made.num_scheduled_tokens)
-            self.steps.plan(rids, dict.fromkeys(rids, 1), dict.fromkeys(rids, 0), padded_tokens=len(rids))
-            self.steps.after((None, {}), lambda plan: {})
-        return self.steps.fed
-
-
-def empty(**more: Any) -> Any:
-    made = output(**more)
-    made.num_scheduled_tokens = {}
-    return made
-
-
-def test_a_runner_tells_whose_input_is_there_of_those_that_run_and_those_that_it_is_asked_for() -> None:
-    source = Source()
-    run = Run(source)
-    source.here = {"b"}
-    assert run.step(empty(), "a", "b") == Fed(frozenset("b"), frozenset())
-    source.here = {"a"}
-    assert run.step(output(request("b")), "a") == Fed(frozenset("a"), frozenset())
-    run.steps.adapter._ended.add("b")
-    assert run.step(empty()) == Fed(frozenset(), frozenset("b"))
-
-
-def test_a_step_without_requests_waits_a_moment_for_input() -> None:
-    source = Source()
-    run = Run(source)
-    run.step(output(request("a")))
-    assert source.waits == []
-    run.step(empty(), "b")
-    assert len(source.waits) == 1
-    run.step(empty(finished=["a"]))
-    assert len(source.waits) == 1, "that of a finished one has something to say"
-
-
-def test_those_that_wait_to_begin_are_expected_once() -> None:
-    source = Source()
-    run = Run(source)
-    for _ in range(3):
-        run.step(empty(), "a")
-    run.step(empty(), "a", "b")
-    assert source.begun == ["a", "b"]
-
-
-def test_who_is_not_asked_or_reads_nothing_tells_nothing() -> None:
-    source = Source()
-    run = Run(source)
-    made = empty()
-    run.steps.take(made)
-    run.steps.begin(made)
-    assert run.steps.fed is None and source.waits == []
-    assert Run(None).step(empty(), "a") is None
-
-
-def test_an_output_that_is_still_on_its_way_tells_when_it_is_there() -> None:
-    late = SimpleNamespace(get_output=lambda: SimpleNamespace(tokens=[1]))
-    fed = Fed(frozenset("b"), frozenset())
-    assert tell(late, {"a": ValueError("of a")}, fed) is late
-    found = late.get_output()
-    assert (found.tokens, found.adapter_failures, found.adapter_fed) == ([1], {"a": "ValueError: of a"}, fed)
-
-
-def test_an_output_of_which_there_is_nothing_to_tell_is_the_same() -> None:
-    one = SimpleNamespace()
-    assert tell(one, {}, None) is one
+def test_what_is_known_of_requests_that_left_is_forgotten(scheduling: Scheduling) -> None:
+    for number in range(2000):
+        scheduling.add(f"r{number}")
+        made = scheduling.schedule()
+        scheduling.update_from_output(made, tell(SimpleNamespace(), {}, Fed(frozenset([f"r{number}"]))))
+        scheduling.schedule()
+        scheduling.leave(f"r{number}")
+    turns = scheduling._turns
+    assert len(turns._told) + len(turns._ready) + len(turns._begun) < 1000

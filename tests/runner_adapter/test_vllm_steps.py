@@ -25,6 +25,7 @@ CONFIG = SimpleNamespace(
     scheduler_config=SimpleNamespace(async_scheduling=False),
     parallel_config=SimpleNamespace(pipeline_parallel_size=1),
     speculative_config=None,
+    cache_config=SimpleNamespace(enable_prefix_caching=False),
 )
 
 
@@ -92,6 +93,17 @@ class Engine:
 
 def tensor(value: Any) -> dict[str, Any]:
     return {"x": torch.tensor(value)}
+
+
+def test_a_prefix_cache_in_a_stage_that_reads_is_refused() -> None:
+    """Of two requests with the same placeholders as prompts, the second would be given what the first was computed
+    from."""
+    config = SimpleNamespace(**{**vars(CONFIG), "cache_config": SimpleNamespace(enable_prefix_caching=True)})
+    inbox: Any = object()
+    with pytest.raises(errors.UsageError) as caught:
+        Steps(RunnerAdapter(object(), inbox=inbox, abort=lambda rid, why: None), object(), config, embeds=False)
+    assert caught.value.facts["setting"] == "enable_prefix_caching"
+    Steps(RunnerAdapter(object()), object(), config, embeds=False)
 
 
 # -- lives ----------------------------------------------------------------------------------------

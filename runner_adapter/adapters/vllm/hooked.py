@@ -11,8 +11,8 @@ import torch
 
 from connector import errors
 from runner_adapter.adapters.vllm.ids import client_id
-from runner_adapter.adapters.vllm.scheduling import tell
 from runner_adapter.adapters.vllm.steps import Steps
+from runner_adapter.adapters.vllm.telling import Asked, tell
 from runner_adapter.hooks import Extras
 from runner_adapter.plan import StepPlan
 from runner_adapter.runner import RunnerAdapter
@@ -68,13 +68,16 @@ class Hooked(_Runner):
     def external_id(self, engine_id: str, request: Any) -> str:
         """The rid, on which all stages must agree, of what the engine calls `engine_id`. May be overridden.
 
-        `request`: what the scheduler calls new, or None if it finished the request before it called it so. By default
-        its `external_req_id`, which vLLM-Omni has; or else what the client called it, of which vLLM made its own id
-        (`client_id`), unless it is told not to.
+        `request`: what the scheduler calls new; or `Asked`, which has the two ids alone, if it waits for input before
+        that, and then the rid stays what was said of it; or None if it was finished before any of that.
+
+        By default its `external_req_id`, which vLLM-Omni has; or else what the client called it, of which vLLM made its
+        own id (`client_id`), unless it is told not to.
         """
         named: str | None = getattr(request, "external_req_id", None)
         if named is not None:
-            self._named = True
+            # What waits may have one by another plug-in, where the engine makes ids of its own all the same.
+            self._named = self._named or not isinstance(request, Asked)
             return named
         return engine_id if self._named or int(os.environ.get(KEEPS_IDS, "0")) else client_id(engine_id)
 
@@ -131,7 +134,8 @@ class Hooked(_Runner):
             return output
         fresh, ids = self._steps.failures(), self._steps.ids
         self._failures = {id_: error for id_, error in {**self._failures, **fresh}.items() if id_ in ids}
-        return tell(output, fresh, self._steps.fed)
+        held = self._steps.held
+        return tell(output, {**fresh, **held.refused}, held.fed)
 
     def _forward_context(self) -> AbstractContextManager[Any]:
         """Where a talker's layers find the engine's settings."""

@@ -40,6 +40,9 @@ class Ids:
         self._external_id = external_id
         self._rids: dict[str, str] = {}
         self._engine_ids: dict[str, str] = {}
+        #: The same of requests that wait to begin.
+        self._held: dict[str, str] = {}
+        self._held_as: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self._rids)
@@ -50,6 +53,25 @@ class Ids:
 
     def __contains__(self, engine_id: object) -> bool:
         return engine_id in self._rids
+
+    @property
+    def held(self) -> Mapping[str, str]:
+        """By the engine's id, the rids of requests that wait to begin."""
+        return self._held
+
+    def hold(self, engine_id: str, request: Any) -> str | None:
+        """The rid of a request that waits to begin; None if it is known. Raises as `enter` tells of a refusal."""
+        if engine_id in self._rids or engine_id in self._held:
+            return None
+        rid = self._free(self._external(engine_id, request), engine_id)
+        self._held[engine_id], self._held_as[rid] = rid, engine_id
+        return rid
+
+    def _let_go(self, engine_id: str) -> str | None:
+        rid = self._held.pop(engine_id, None)
+        if rid is not None:
+            del self._held_as[rid]
+        return rid
 
     def rid(self, engine_id: str) -> str:
         """UnknownRequest if no request that is live has this id of the engine."""
@@ -71,13 +93,17 @@ class Ids:
         gone, strangers = [], []
         for engine_id in sorted(finished):
             rid = self._rids.pop(engine_id, None)
-            if rid is None:
-                strangers.append(engine_id)
-            else:
+            if rid is not None:
                 del self._engine_ids[rid]
+            else:
+                rid = self._let_go(engine_id)
+            if rid is not None:
                 gone.append(rid)
-        never = [self.asked(engine_id) for engine_id in strangers]
-        return list(dict.fromkeys([*gone, *(rid for rid in never if rid and rid not in self._engine_ids)]))
+            else:
+                strangers.append(engine_id)
+        never = [self._guess(engine_id) for engine_id in strangers]
+        taken = self._engine_ids.keys() | self._held_as.keys()
+        return list(dict.fromkeys([*gone, *(rid for rid in never if rid and rid not in taken)]))
 
     def enter(self, request: Any, failed: dict[str, ConnectorError]) -> str:
         """The rid of what the scheduler calls new; that of a request that is live already is what it was. A refusal is
@@ -87,10 +113,11 @@ class Ids:
         if engine_id in self._rids:
             return self._rids[engine_id]
         try:
-            rid = self._free(self._external(engine_id, request), engine_id)
+            # What it was expected under.
+            rid = self._let_go(engine_id) or self._free(self._external(engine_id, request), engine_id)
         except ConnectorError as error:
             rid = engine_id
-            while rid in self._engine_ids:
+            while rid in self._engine_ids or rid in self._held_as:
                 rid += "'"
             failed[rid] = error.anew()
         self._rids[engine_id], self._engine_ids[rid] = rid, engine_id
@@ -108,34 +135,37 @@ class Ids:
             raise error if isinstance(error, ConnectorError) else errors.UsageError(what, engine_id=engine_id)
         return check_rid(told[0])
 
-    def asked(self, engine_id: str, request: Any = None) -> str | None:
+    def _guess(self, engine_id: str) -> str | None:
         """The rid of a request that is not known here; None if nobody can say."""
         try:
-            return self._external(engine_id, request)
+            return self._external(engine_id, None)
         except ConnectorError as error:
             logger.warning("a request that is not known here has no rid: engine_id=%r %s", engine_id, str(error))
             return None
 
     def _free(self, rid: str, engine_id: str) -> str:
-        if rid in self._engine_ids:
+        other = self._engine_ids.get(rid) or self._held_as.get(rid)
+        if other is not None:
             raise errors.UsageError(
-                "a request with this id is running: this one is refused, and the first goes on",
+                "a request with this id is here: this one is refused, and the first goes on",
                 rid=rid,
                 engine_id=engine_id,
-                running=self._engine_ids[rid],
+                first=other,
             )
         return rid
 
     def by_rid(self, brought: Mapping[str, Any]) -> dict[str, Any]:
-        """What requests are brought, by rid. What comes late for a request that is finished, whose rid another one has
-        by now, is dropped."""
+        """What requests are brought, by rid. What comes for a request that is not live, because it was finished and
+        another one has its rid by now, or because it waits to begin, is dropped."""
         found = {}
         for engine_id, value in brought.items():
             rid = self._rids.get(engine_id)
             if rid is None:
-                rid = self.asked(engine_id)
-                if rid is None or rid in self._engine_ids:
-                    logger.warning("dropped what came for a finished request: engine_id=%r rid=%r", engine_id, rid)
+                rid = self._held.get(engine_id) or self._guess(engine_id)
+                if rid is None or rid in self._engine_ids or engine_id in self._held:
+                    logger.warning(
+                        "dropped what came for a request that is not live: engine_id=%r rid=%r", engine_id, rid
+                    )
                     continue
             found[rid] = value
         return found

@@ -1,39 +1,13 @@
-"""What a runner and its scheduler tell each other: who failed, and whose input is there.
-
-vLLM has no word for either in what they give each other (`ModelRunnerOutput`, `SchedulerOutput`): `failed_recving` of a
-KV connector, the nearest, is heard for requests that wait for its blocks only. So they are attributes of these objects,
-which travel with them, whatever processes the two are in.
-"""
+"""vLLM's scheduler, with requests that wait for input and requests that failed."""
 
 from __future__ import annotations
 
-import copy
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-#: Of a runner's output: why requests failed, by the engine's ids; and `Fed`, if it reads and was asked.
-FAILURES, FED = "adapter_failures", "adapter_fed"
-#: Of a scheduler's output: the requests, `Asked`, that are to begin when their input is there.
-ASKED = "adapter_asked"
-#: Characters of an error that clients are told.
-MOST_TOLD = 1000
-
-
-class Asked(NamedTuple):
-    """A request that has not run yet, as `external_id` is given it."""
-
-    req_id: str
-    external_req_id: str | None
-
-
-class Fed(NamedTuple):
-    """Requests, by the engine's ids, whose next input is there; and those whose input has come whole."""
-
-    here: frozenset[str] = frozenset()
-    whole: frozenset[str] = frozenset()
-
+from runner_adapter.adapters.vllm.telling import ASKED, FAILURES, FED, MADE, Asked
+from runner_adapter.adapters.vllm.turns import Turns
 
 if TYPE_CHECKING:
 
@@ -45,37 +19,13 @@ if TYPE_CHECKING:
         max_num_running_reqs: int
 
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+        def add_request(self, request: Any) -> None: ...
         def schedule(self, *args: Any, **kwargs: Any) -> Any: ...
         def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]: ...
         def finish_requests(self, request_ids: Any, finished_status: Any) -> list[Any]: ...
 
 else:
     _Scheduler = object
-
-
-def tell(output: Any, failed: Mapping[str, Exception], fed: Fed | None) -> Any:
-    """A runner's output that tells who failed, by the engine's ids, and who is fed; the same object if there is nothing
-    to tell. One that is still being copied from the device tells it when it is there."""
-    told: dict[str, Any] = {}
-    if failed:
-        told[FAILURES] = {one: f"{type(error).__name__}: {error}"[:MOST_TOLD] for one, error in failed.items()}
-    if fed is not None:
-        told[FED] = fed
-    if not told:
-        return output
-    get: Callable[[], Any] | None = getattr(output, "get_output", None)
-    if get is not None:
-        output.get_output = lambda: _marked(get(), told)
-        return output
-    return _marked(output, told)
-
-
-def _marked(output: Any, told: Mapping[str, Any]) -> Any:
-    # A copy: an empty output is one object for all steps.
-    output = copy.copy(output)
-    for name, value in told.items():
-        setattr(output, name, value)
-    return output
 
 
 class SchedulerMixin(_Scheduler):
@@ -85,44 +35,46 @@ class SchedulerMixin(_Scheduler):
     token, until their input has ended. The runner is asked in each step, in one without tokens, too. A request that
     waits keeps its blocks and its place, and is counted as running.
 
-    Requests that failed in the runner end as errors, in the step that says so, and their clients are told why
-    (`stop_reason`).
+    Requests that failed in the runner, or elsewhere before they began here, end as errors, in the step that says so,
+    whose tokens they do not get; their clients are told why (`stop_reason`).
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        #: What the runner said last; None if it reads nothing. Before its first word nobody has input.
-        self._fed: Fed | None = Fed()
-        #: Steps that hold a request and whose output is not back, by the engine's id.
-        self._under_way: Counter[str] = Counter()
+        self._turns = Turns()
+
+    def add_request(self, request: Any) -> None:
+        if request.request_id not in self.requests:
+            # Otherwise it is a further segment of that one's input.
+            self._turns.add(request.request_id)
+        super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        if self._fed is None:
-            return super().schedule(*args, **kwargs)
-        with self._held() as asked:
+        asked: list[Asked] = []
+        if self._turns.reads is False:
             output = super().schedule(*args, **kwargs)
-        self._under_way.update(output.num_scheduled_tokens.keys())
+        else:
+            with self._held() as asked:
+                output = super().schedule(*args, **kwargs)
         setattr(output, ASKED, asked)
+        setattr(output, MADE, self._turns.schedule(output.num_scheduled_tokens.keys(), self.requests))
         return output
 
     @contextmanager
     def _held(self) -> Iterator[list[Asked]]:
-        """The queues without those that wait for input; of these, the ones that have not begun."""
+        """The queues without those that wait for input; those of them that the runner is to be told of."""
+        may_run = self._turns.may_run
         running, most = self.running, self.max_num_running_reqs
-        self.running = [request for request in running if self._may_run(request)]
+        self.running = [request for request in running if may_run(request)]
         # Those that are kept back are running all the same.
         self.max_num_running_reqs -= len(running) - len(self.running)
-        kept = {
-            name: [r for r in getattr(self, name) if not self._may_run(r)] for name in ("waiting", "skipped_waiting")
-        }
-        for name, requests in kept.items():
-            getattr(self, name).remove_requests(requests)
         awake = {request.request_id for request in self.running}
+        queues = [(queue, list(queue)) for queue in (self.waiting, self.skipped_waiting)]
+        kept = [[request for request in before if not may_run(request)] for _, before in queues]
+        for (queue, _), back in zip(queues, kept, strict=True):
+            queue.remove_requests(back)
         try:
-            yield [
-                Asked(r.request_id, getattr(r, "external_req_id", None))
-                for r in (*kept["waiting"], *kept["skipped_waiting"])
-            ]
+            yield self._turns.ask([*kept[0], *kept[1]])
         finally:
             left = {request.request_id for request in self.running}
             known = {request.request_id for request in running}
@@ -130,37 +82,51 @@ class SchedulerMixin(_Scheduler):
             stayed = [r for r in running if r.request_id in left or r.request_id not in awake]
             self.running = [*stayed, *(r for r in self.running if r.request_id not in known)]
             self.max_num_running_reqs = most
-            for name, requests in kept.items():
-                for request in reversed(requests):
-                    getattr(self, name).prepend_request(request)
-
-    def _may_run(self, request: Any) -> bool:
-        assert self._fed is not None
-        engine_id = request.request_id
-        if request.status.name not in ("WAITING", "RUNNING", "PREEMPTED"):
-            # It waits for something of the engine's.
-            return True
-        if request.is_prefill_chunk or engine_id in self._fed.whole:
-            return True
-        # Of a step that is under way nobody knows yet what it leaves.
-        return engine_id in self._fed.here and not self._under_way[engine_id]
+            for (queue, before), back in zip(queues, kept, strict=True):
+                _put_back(queue, before, back)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
-        from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+        fed = getattr(model_runner_output, FED, None)
+        held = scheduler_output.num_scheduled_tokens.keys()
+        new = self._turns.hear(getattr(scheduler_output, MADE), held, fed)
+        told: Mapping[str, str] = getattr(model_runner_output, FAILURES, {})
+        failed = {engine_id: why for engine_id, why in told.items() if engine_id not in new}
+        # Before the engine hears of their tokens: the last of them would end them as if nothing had happened.
+        ended = self._end(list(failed)) if failed else []
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        for request in ended:
+            _say(outputs, request, failed[request.request_id])
+        return outputs
+
+    def _end(self, engine_ids: Sequence[str]) -> list[Any]:
         from vllm.v1.request import RequestStatus
 
-        outputs = super().update_from_output(scheduler_output, model_runner_output)
-        self._under_way -= Counter(scheduler_output.num_scheduled_tokens.keys())
-        self._fed = getattr(model_runner_output, FED, None)
-        failed: Mapping[str, str] = getattr(model_runner_output, FAILURES, {})
-        for request in self.finish_requests(list(failed), RequestStatus.FINISHED_ERROR):
-            ended = EngineCoreOutput(
-                request_id=request.request_id,
-                new_token_ids=[],
-                finish_reason=request.get_finished_reason(),
-                stop_reason=failed[request.request_id],
-                events=request.take_events(),
-                trace_headers=request.trace_headers,
-            )
-            outputs.setdefault(request.client_index, EngineCoreOutputs(outputs=[])).outputs.append(ended)
-        return outputs
+        return self.finish_requests(engine_ids, RequestStatus.FINISHED_ERROR)
+
+
+def _say(outputs: dict[int, Any], request: Any, why: str) -> None:
+    """To the request's client: that it ended, and why."""
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+
+    said = EngineCoreOutput(
+        request_id=request.request_id,
+        new_token_ids=[],
+        finish_reason=request.get_finished_reason(),
+        stop_reason=why,
+        events=request.take_events(),
+        trace_headers=request.trace_headers,
+    )
+    outputs.setdefault(request.client_index, EngineCoreOutputs(outputs=[])).outputs.append(said)
+
+
+def _put_back(queue: Any, before: Sequence[Any], kept: Sequence[Any]) -> None:
+    """Those that were kept back stand where they stood, behind what is new in the queue, such as who was preempted."""
+    if not kept:
+        return
+    place = {request.request_id: number for number, request in enumerate(before)}
+    there = list(queue)
+    new = [request for request in there if request.request_id not in place]
+    old = [request for request in there if request.request_id in place]
+    queue.remove_requests(there)
+    for request in (*new, *sorted([*old, *kept], key=lambda request: place[request.request_id])):
+        queue.add_request(request)

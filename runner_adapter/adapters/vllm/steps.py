@@ -6,7 +6,7 @@ The engine's own objects are taken as they come (`Any`): a scheduler's output an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +15,10 @@ import torch
 
 from connector import ConnectorError, errors
 from runner_adapter import overlay, phases
+from runner_adapter.adapters.vllm.held import Held
 from runner_adapter.adapters.vllm.ids import ExternalId, Ids, as_it_is
 from runner_adapter.adapters.vllm.ledger import Ledger
-from runner_adapter.adapters.vllm.scheduling import ASKED, Asked, Fed
+from runner_adapter.adapters.vllm.telling import ASKED, Asked
 from runner_adapter.hooks import Extras
 from runner_adapter.plan import StepPlan
 from runner_adapter.runner import RunnerAdapter
@@ -38,7 +39,8 @@ class Steps:
     `external_id`: what the rid of an engine's id is.
 
     UsageError: pipeline parallelism, prefill context parallelism or microbatches, which split what a plan describes; a
-    stage that sends and drafts tokens, which would hand over rows of tokens that are not accepted.
+    stage that sends and drafts tokens, which would hand over rows of tokens that are not accepted; a prefix cache in a
+    stage that reads, where equal prompts are not equal input.
     """
 
     def __init__(
@@ -58,10 +60,9 @@ class Steps:
         self.began = False
         #: Its plan; None before there is one, and in a step of profiling, capture or warm-up.
         self.current: StepPlan | None = None
-        #: Whose input is there, behind the step; None if nobody asked, or the stage reads nothing.
-        self.fed: Fed | None = None
-        self._asked: Sequence[Asked] | None = None
-        self._expected: set[str] = set()
+        #: Requests that the scheduler keeps back.
+        self.held = Held(adapter, self.ids)
+        self._asked: Sequence[Asked] = ()
         self._replaces = bool(getattr(model, "replace_runtime_additional_information", False))
         self._has_extra_args = bool(getattr(vllm_config.model_config, "has_sampling_extra_args", False))
         self._embeds = embeds or self.has_preprocess
@@ -76,8 +77,10 @@ class Steps:
 
     def take(self, output: Any) -> None:
         """Before the engine updates its states: old prompt embeddings, which it takes for its own, are taken out."""
-        self.began, self.current, self.fed = False, None, None
-        self._asked = getattr(output, ASKED, None) if self.adapter.inbox is not None else None
+        self.began, self.current = False, None
+        asked: Sequence[Asked] | None = getattr(output, ASKED, None)
+        self.held.begin_step(asked)
+        self._asked = asked or ()
         self._old_embeds = {}
         for request in output.scheduled_new_reqs:
             if not isinstance(request.prompt_embeds, torch.Tensor | None):
@@ -108,13 +111,21 @@ class Steps:
         self.bring(output.scheduled_cached_reqs)
         self._count(output)
         _empty(output)
-        self._expect()
-        if self._asked is not None and not (scheduled or finished):
-            adapter.wait(IDLE)
+        if self.held.asked:
+            self.held.expect(self._asked)
         adapter.receive()
         self.began = True
         if not scheduled:
-            self._look()
+            self._rest(bool(finished))
+
+    def _rest(self, has_news: bool) -> None:
+        """In a step without requests, a moment, unless there is something to say."""
+        self.held.look()
+        if self.held.asked and not (has_news or self.held.has_news):
+            # A broker that is being started again is a pause; one that stays away is told by the next look.
+            with suppress(errors.BrokerLost):
+                self.adapter.wait(IDLE)
+            self.held.look()
 
     def _enter(self, rid: str, request: Any, failed: dict[str, ConnectorError]) -> dict[str, torch.Tensor] | None:
         """What a new request, or a further segment of one, brings; nothing of one that is refused."""
@@ -230,24 +241,7 @@ class Steps:
             if self.adapter.outbox is not None:
                 unsent = self._unsent(plan)
                 self.adapter.send(unsent, output, beside=beside(unsent))
-            self._look()
-
-    def _expect(self) -> None:
-        """Requests that the scheduler asks for will begin here: should they fail elsewhere before, they are to hear."""
-        asked = {one.req_id: one for one in self._asked or ()}
-        rids = [self.ids.asked(engine_id, one) for engine_id, one in asked.items() if engine_id not in self._expected]
-        self._expected = set(asked)
-        self.adapter.expect([rid for rid in rids if rid is not None])
-
-    def _look(self) -> None:
-        """Whose input is there now, of those that run and those that the scheduler asks for. All ranks are here."""
-        if self._asked is None:
-            return
-        rids = {engine_id: self.ids.rid(engine_id) for engine_id in self.ids}
-        whole = frozenset(engine_id for engine_id, rid in rids.items() if self.adapter.input_ended(rid))
-        rids |= {one.req_id: rid for one in self._asked if (rid := self.ids.asked(one.req_id, one)) is not None}
-        waiting = self.adapter.waiting(rids.values())
-        self.fed = Fed(frozenset(engine_id for engine_id, rid in rids.items() if rid not in waiting), whole)
+            self.held.look()
 
     def mirror(self, put: Callable[[str, str, dict[str, Any]], None]) -> None:
         """As `overlay.mirror`, for the requests that run; `put` by the engine's id."""
@@ -285,6 +279,9 @@ def _check(adapter: RunnerAdapter, config: Any) -> None:
     for name, is_set in split.items():
         if is_set:
             raise errors.UsageError("the engine splits its batch, and the adapter does not", setting=name)
+    if adapter.inbox is not None and config.cache_config.enable_prefix_caching:
+        same = "equal prompts share what one of them was computed from, whatever the other is handed over"
+        raise errors.UsageError(f"{same}: switch off the engine's prefix caching", setting="enable_prefix_caching")
     if adapter.outbox is not None and config.speculative_config is not None:
         raise errors.UsageError("a stage that drafts tokens would hand over rows of those that are not accepted")
 
