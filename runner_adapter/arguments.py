@@ -61,12 +61,13 @@ def check_inputs(plan: StepPlan, input_ids: object, inputs_embeds: object, **map
     """UsageError unless the first two are Tensors [tokens] and [tokens, width], or None, with the plan's tokens at
     least, and the others as in `check_optional`."""
     check_optional(**mappings)
-    _check_rows("input_ids", "[tokens]", input_ids, 1, plan.tokens)
+    check_rows("input_ids", "[tokens]", input_ids, 1, plan.tokens)
     if inputs_embeds is not None:
-        _check_rows("inputs_embeds", "[tokens, width]", inputs_embeds, 2, plan.tokens)
+        check_rows("inputs_embeds", "[tokens, width]", inputs_embeds, 2, plan.tokens)
 
 
-def _check_rows(name: str, form: str, tensor: object, dims: int, tokens: int) -> None:
+def check_rows(name: str, form: str, tensor: object, dims: int, tokens: int) -> None:
+    """UsageError unless it is a Tensor of so many dimensions, with a row for each of so many tokens."""
     shape = list(tensor.shape) if isinstance(tensor, torch.Tensor) else None
     if shape is None or len(shape) != dims or shape[0] < tokens:
         given = type(tensor).__name__ if shape is None else f"{shape}"

@@ -144,8 +144,17 @@ def _from_bytes(data: object, shape: object, dtype: object, *, rid: str, entry: 
             limit=needed,
         )
     if not size:
-        return torch.empty(shape, dtype=found)
+        return _empty(shape, found, rid, entry)
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(found).reshape(shape)
+
+
+def _empty(shape: list[int] | tuple[int, ...], dtype: torch.dtype, rid: str, entry: str) -> torch.Tensor:
+    """Of no bytes, whatever the other dimensions are, unless torch cannot hold their strides."""
+    try:
+        return torch.empty(shape, dtype=dtype)
+    except RuntimeError as error:
+        why = "no tensor has this shape"
+        raise errors.InvalidPayload(why, rid=rid, entry=entry, shape=str(shape)[:80]) from error
 
 
 def _tensors(value: Any, rid: str, entry: str, warns: bool, depth: int = 1) -> Any:

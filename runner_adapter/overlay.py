@@ -9,6 +9,7 @@ import torch
 
 from connector import ConnectorError, errors
 from runner_adapter import legacy, phases
+from runner_adapter.arguments import check_rows, mapping_of, plan_of
 from runner_adapter.naming import flatten, nest
 from runner_adapter.phases import Phase
 
@@ -28,13 +29,14 @@ def accept(request: object, phase: Phase, *, rid: str) -> dict[str, torch.Tensor
     """The map that a new request brings, by name: what its old field holds, and over that what its new one holds.
 
     `request`: whatever the engine has, with the attributes `model_intermediate_buffer` and `additional_information`
-    or without them. In phases 1 and 2 plain values of both become tensors; in phase 3 the new field holds nothing
-    but tensors, and the old one is refused whatever it holds.
+    or without them. In phases 1 and 2 plain values of both become tensors; in phase 3 the new field's are as they are,
+    for the buffer, which takes tensors alone, and the old one is refused whatever it holds.
 
-    UsageError: the old field in phase 3. InvalidPayload, UnsupportedTensor: as `legacy.decode`; or one field has a
-    tensor where the other has a mapping.
+    UsageError: the old field in phase 3; a phase that is none. InvalidPayload, UnsupportedTensor: as `legacy.decode`;
+    or one field has a tensor where the other has a mapping.
     """
-    return _joined(getattr(request, phases.NEW_NAME, None), getattr(request, phases.REQUEST_FIELD, None), phase, rid)
+    new, old = getattr(request, phases.NEW_NAME, None), getattr(request, phases.REQUEST_FIELD, None)
+    return _joined(new, old, phases.phase_of(phase), rid)
 
 
 def accept_cached(requests: object, phase: Phase) -> Accepted:
@@ -44,6 +46,7 @@ def accept_cached(requests: object, phase: Phase) -> Accepted:
     PR tells why: without these a talker decodes with what its prefill brought, and stops early.
     UsageError: a field that is no mapping.
     """
+    phase = phases.phase_of(phase)
     new, old = _by_rid(requests, phases.NEW_NAME), _by_rid(requests, phases.REQUEST_FIELD)
     found = Accepted({}, {})
     for rid in {**new, **old}:
@@ -84,7 +87,7 @@ def mirror(
     `put` sets the attribute on the engine's own state of the request. The map is nested and fresh: what is written
     into it reaches no buffer (RFC: the per-request mirror goes).
     """
-    if phases.writes(phases.REQUEST_MIRROR, phase):
+    if phases.writes(phases.REQUEST_MIRROR, phases.phase_of(phase)):
         for rid in rids:
             if rid in buffer:
                 put(rid, phases.REQUEST_MIRROR, buffer.nested(rid))
@@ -94,7 +97,7 @@ class PromptOverlay:
     """Prompt embeddings by rid, laid over the embeddings of prompt tokens in the steps that compute them."""
 
     def __init__(self, phase: Phase) -> None:
-        self._phase = phase
+        self._phase = phases.phase_of(phase)
         self._embeds: dict[str, torch.Tensor] = {}
 
     def __len__(self) -> int:
@@ -132,12 +135,14 @@ class PromptOverlay:
         ones are generated and stay. A request whose embeddings do not reach so far, or have another width, fails
         alone, with nothing written.
 
-        UsageError: `inputs_embeds` has not a row for each token of the step.
+        UsageError: `inputs_embeds` has not a row of numbers for each token of the step, or cannot be written; another
+        argument of another kind.
         """
-        if inputs_embeds.dim() != 2 or len(inputs_embeds) < plan.tokens:
-            raise errors.UsageError(
-                "inputs_embeds must be [tokens, width]", shape=list(inputs_embeds.shape), tokens=plan.tokens
-            )
+        check_rows("inputs_embeds", "[tokens, width]", inputs_embeds, 2, plan_of(plan).tokens)
+        for what, by_rid in (("computed", computed), ("prompt_lens", prompt_lens)):
+            mapping_of(what, by_rid)
+        if self._embeds:
+            _check_target(inputs_embeds)
         failed: dict[str, ConnectorError] = {}
         for row in plan.rows:
             embeds = self._embeds.get(row.rid)
@@ -150,8 +155,19 @@ class PromptOverlay:
         return failed
 
 
+def _check_target(target: torch.Tensor) -> None:
+    shared = any(step == 0 and size > 1 for step, size in zip(target.stride(), target.shape, strict=True))
+    if not target.is_floating_point() or shared or (target.requires_grad and torch.is_grad_enabled()):
+        raise errors.UsageError(
+            "`inputs_embeds` is written in place: floating point, with memory for each row, and without a gradient",
+            dtype=str(target.dtype),
+            strides=list(target.stride()),
+            requires_grad=target.requires_grad,
+        )
+
+
 def _lay(row: Row, embeds: torch.Tensor, target: torch.Tensor, computed: int, prompt_len: int) -> None:
-    if computed < 0 or prompt_len < 0:
+    if any(type(count) is not int or count < 0 for count in (computed, prompt_len)):
         raise errors.UsageError("the step must tell the request's computed tokens and its prompt's length", rid=row.rid)
     count = min(row.tokens, prompt_len - computed)
     if count <= 0:

@@ -62,6 +62,14 @@ MOST_WARNED = 1000
 _warned: dict[str, object] = {}
 
 
+def phase_of(phase: object) -> Phase:
+    """A Phase, or its number; UsageError otherwise."""
+    try:
+        return Phase(phase)  # type: ignore[arg-type]
+    except ValueError:
+        raise errors.UsageError("`phase` is a Phase, or 1, 2 or 3", given=repr(phase)[:40]) from None
+
+
 def renamed(name: str) -> str:
     """A tensor's name as it is spelled now."""
     return _OLD_LAYER.sub(r"hidden_states.layers[\1]", name)

@@ -306,7 +306,7 @@ def test_the_model_s_embeddings_have_a_row_for_each_token(shape: list[int]) -> N
     plan = StepPlan.make(["r"], {"r": 2})
     with pytest.raises(errors.UsageError) as refused:
         PromptOverlay(Phase.COMPAT).lay(plan, torch.zeros(shape), computed={}, prompt_lens={})
-    assert refused.value.facts == {"shape": shape, "tokens": 2}
+    assert refused.value.facts == {"given": str(shape), "tokens": 2}
 
 
 def test_a_finished_request_s_embeddings_are_gone() -> None:
