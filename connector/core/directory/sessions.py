@@ -158,7 +158,8 @@ def left(state: State, event: Left) -> None:
 
 def expel_if_done(state: State, session: Session) -> None:
     """A closing session goes with its last view."""
-    if session.presence is Presence.CLOSING and not session.told and session.id in state.sessions:
+    holds = bool(session.told or session.inspecting)
+    if session.presence is Presence.CLOSING and not holds and session.id in state.sessions:
         _forget(state, session)
 
 
@@ -234,7 +235,7 @@ def _end_reading(state: State, session: Session, held: set[Hold], why: str) -> N
     session.subscriptions.clear()
     for told_hold in [hold for hold in session.told if hold not in held]:
         releasing.release_hold(state, session, told_hold)
-    for look in list(session.inspecting):
+    for look in [look for look in session.inspecting if look not in held]:
         releasing.end_look(state, session, look)
     for rid in list(session.bound):
         life = session.bound[rid]

@@ -109,6 +109,20 @@ def test_a_look_survives_abort_and_ends_with_its_session(rig: Any) -> None:
     assert rig.is_empty()
 
 
+def test_a_look_lasts_as_long_as_its_view_when_the_session_has_said_good_bye(rig: Any) -> None:
+    """The tensor is alive in a process that goes on; what it does not hold any more goes at once."""
+    writer, operator = rig.join(), rig.join()
+    for rid in ("seen", "let go"):
+        rig.put(writer, rid)
+    seen, _ = rig.inspect(operator, "seen"), rig.inspect(operator, "let go")
+    for rid in ("seen", "let go"):
+        rig.abort(writer, rid)
+    rig.leave(operator, [seen])
+    assert rig.used == 64 and operator in rig.state.sessions
+    rig.release(operator, seen)
+    assert rig.is_empty() and operator not in rig.state.sessions
+
+
 def test_there_is_nothing_to_see_of_void_and_bare_ends(rig: Any) -> None:
     writer, reader, operator = rig.join(), rig.reader(), rig.join()
     rig.put(writer, "end", 0, end=True)
