@@ -187,3 +187,25 @@ def test_an_idle_node_hears_one_abort_after_the_other() -> None:
         while failed != set("abc"):
             assert into.wait(20.0), failed
             failed |= into.poll().failed.keys()
+
+
+def test_no_end_is_told_behind_what_the_broker_took_back(writer: Node, reader: Node, out: Edge, into: Edge) -> None:
+    """Why comes later: the node has not answered another abort yet."""
+    said, heard = writer.edge("writer", "marks"), reader.edge("writer", "marks")
+    for edge in (into, heard):
+        edge.poll()
+    out.open("r")
+    settle(writer, reader)
+    with mute(reader):
+        writer.abort("another")
+        for index in (0, 1):
+            out.put("r", number(index), last=index == 1)
+        writer.abort("r", "too late", mine=True)
+        said.put("all is said", number(0))
+        assert heard.wait(PATIENCE)
+        early = into.poll()
+    assert not early
+    settle(reader)
+    late = into.poll()
+    assert not late.keys() and not late.ended and late.failed["r"].facts["reason"] == "too late"
+    heard.poll().clear()

@@ -72,7 +72,7 @@ def deserted(state: State, session: Session, life: Life, why: str) -> None:
             # It has not subscribed yet, so that no stream could tell it.
             lives.unbind(state, reader, life.rid)
             out = Life(life.rid, life.number, over=True)
-            onward.throw_out(state, reader, out, Notice(0, life.rid, reason, life.number, edges=(edge,)), None)
+            onward.throw_out(state, reader, out, Notice(0, life.rid, reason, life.number, edges=(edge,)))
 
 
 def _whom(state: State, rid: str, meant: list[Life], first: int, last: int | None) -> tuple[set[int], set[int]]:

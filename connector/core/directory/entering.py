@@ -18,9 +18,11 @@ def entered(state: State, event: Entered) -> None:
     it takes for a former use's."""
     session, rid = state.session(event.session), event.rid
     abort = _unanswered(state, session, event)
-    out = onward.of_the_process(state, session, rid) if abort is None else None
+    sends_on = [event.edge] if event.sends else []
+    is_in = rid in session.past or rid in session.bound
+    out = None if abort is not None or is_in else onward.of_the_process(state, session, rid)
     if out is not None:
-        onward.throw_out_too(state, session, out, event.edge if event.sends else None)
+        onward.throw_out_too(state, session, out, sends_on)
         return
     life = session.past.get(rid) or session.bound.get(rid) or _to_enter(state, session, event)
     if life is not None and abort is not None and life.number > abort.life:
@@ -33,7 +35,7 @@ def entered(state: State, event: Entered) -> None:
     if life is None and abort is not None:
         # It is in that use, and thrown out of it.
         out = onward.aborted_life(state, rid, abort.life)
-        onward.throw_out(state, session, out, abort, event.edge if event.sends else None)
+        onward.throw_out(state, session, out, abort, sends_on)
         return
     tombs.clear(session, rid)
     life = life or lives.open_life(state, rid)

@@ -3,6 +3,8 @@ who waits for what it would have sent."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from connector.core.directory import lives, tombs
 from connector.core.directory.effects import Notice
 from connector.core.directory.objects import Life, Session
@@ -39,23 +41,23 @@ def is_waited_in(state: State, session: Session, life: Life) -> bool:
     return own and not life.streams and not life.counts
 
 
-def throw_out(state: State, session: Session, out: Life, abort: Notice, sends_on: Edge | None) -> None:
+def throw_out(state: State, session: Session, out: Life, abort: Notice, sends_on: Iterable[Edge] = ()) -> None:
     """The session is in the use `out`, which was aborted, and hears of it; so do the other of its process, and those
-    who wait for what it would send on the edge."""
+    who wait for what it would send on these edges."""
     out.entered.add(session.id)
     tombs.throw_out(state, session, out)
     tombs.tell(state, session, abort._replace(number=0))
-    if sends_on is not None:
-        _tell_readers(state, sends_on, out, abort)
+    for edge in sends_on:
+        _tell_readers(state, edge, out, abort)
     for other in list(state.sessions.values()):
         life = other.bound.get(out.rid)
         if life is not None and are_of_one(session, other) and life.number > out.number and _has_nothing(other, life):
-            edges = [edge for opener, edge in life.opened if opener == other.id]
+            edges = sorted(edge for opener, edge in life.opened if opener == other.id)
             _leave(state, other, life)
-            throw_out(state, other, out, abort, edges[0] if edges else None)
+            throw_out(state, other, out, abort, edges)
 
 
-def throw_out_too(state: State, session: Session, out: Life, sends_on: Edge | None) -> None:
+def throw_out_too(state: State, session: Session, out: Life, sends_on: Iterable[Edge]) -> None:
     """The session's process was thrown out of the use that it begins."""
     tomb = state.tombstones.get(out.rid)
     reason = tomb.reason if tomb is not None else ""
@@ -76,7 +78,7 @@ def _tell_readers(state: State, edge: Edge, out: Life, abort: Notice) -> None:
             tombs.tell(state, reader, told)
         elif life is not None and life.number > out.number and _waits_only_on(reader, life, edge):
             _leave(state, reader, life)
-            throw_out(state, reader, out, told, None)
+            throw_out(state, reader, out, told)
 
 
 def _has_nothing(session: Session, life: Life) -> bool:

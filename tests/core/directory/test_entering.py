@@ -295,16 +295,15 @@ def test_an_abort_lets_nothing_through_before_it_is_answered(rig: Any) -> None:
 
 def test_an_abort_that_waits_its_turn_is_told_before_what_it_lets_through(rig: Any) -> None:
     """The reader has not heard of another abort yet, so this one is not sent: nor is what it lets through."""
-    stages = Stages(rig)
-    stages.enter(stages.last)
-    stages.again(stages.sends)
-    rig.put(stages.sends, "a", 0, edge=rig.other, tag="second")
-    rig.abort(stages.thinker, "another")
-    rig.abort(stages.thinker, "a", mine=True)
-    rig.hear(stages.last)
-    rig.finish(stages.last, "a", aborted=True)
-    said = [effect for effect in rig.said[stages.last] if isinstance(effect, ef.Deliver | ef.Notices)]
-    assert [type(effect) for effect in said] == [ef.Notices, ef.Notices, ef.Deliver]
+    first, second, reader = rig.join(), rig.join(), rig.reader()
+    rig.put(first, "a", 0, tag="first")
+    rig.begin(second, "a")
+    rig.put(second, "a", 0, tag="second")
+    rig.abort(first, "another")
+    rig.abort(first, "a", mine=True)
+    rig.hear(reader)
+    said = [type(effect) for effect in rig.said[reader] if isinstance(effect, ef.Deliver | ef.Notices)]
+    assert said == [ef.Deliver, ef.Notices, ef.Notices, ef.Deliver]
 
 
 def test_a_sender_that_begins_is_in_the_use_that_others_wait_in(rig: Any) -> None:

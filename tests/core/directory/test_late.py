@@ -111,6 +111,23 @@ def test_who_waits_for_what_the_stage_between_would_have_sent_hears_when_that_be
     assert tags(line.rig.read(line.last)) == ["second"]
 
 
+def test_all_edges_of_a_session_that_comes_late_are_told(line: Line) -> None:
+    rig = line.rig
+    further = rig.reader("further", edge=rig.third)
+    line.enter("thinker")
+    line.fail("thinker")
+    rig.hear(further)
+    for edge in (rig.other, rig.third):
+        # Before its other session says that they are in the use that was aborted.
+        rig.enter(line.sends, "a", sends=True, edge=edge)
+    line.told("last")
+    line.enter("reads")
+    assert [notice.edges for notice in line.told("last")[-1:]] == [(rig.other,)]
+    for _ in range(2):
+        rig.hear(further)
+    assert rig.heard(further, ef.Notices)[-1].notices[-1].edges == (rig.third,)
+
+
 def test_a_stage_that_began_and_finished_what_was_aborted_is_not_told_again(line: Line) -> None:
     """When another comes late to it: what it begins next is another use."""
     line.enter("thinker", "last")
