@@ -117,10 +117,11 @@ def test_all_edges_of_a_session_that_comes_late_are_told(line: Line) -> None:
     line.enter("thinker")
     line.fail("thinker")
     rig.hear(further)
+    for name in ("sends", "last"):
+        line.told(name)
     for edge in (rig.other, rig.third):
         # Before its other session says that they are in the use that was aborted.
         rig.enter(line.sends, "a", sends=True, edge=edge)
-    line.told("last")
     line.enter("reads")
     assert [notice.edges for notice in line.told("last")[-1:]] == [(rig.other,)]
     for _ in range(2):
