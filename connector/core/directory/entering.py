@@ -22,7 +22,7 @@ def entered(state: State, event: Entered) -> None:
     is_in = rid in session.past or rid in session.bound
     out = None if abort is not None or is_in else onward.of_the_process(state, session, rid)
     if out is not None:
-        onward.throw_out_too(state, session, out, sends_on)
+        onward.throw_out(state, session, out, onward.remembered(state, out), sends_on)
         return
     life = session.past.get(rid) or session.bound.get(rid) or _to_enter(state, session, event)
     if life is not None and abort is not None and life.number > abort.life:
@@ -62,8 +62,7 @@ def _unanswered(state: State, session: Session, event: Entered) -> Notice | None
         return session.owed[rid]._replace(number=0)
     out = session.thrown_out.get(rid)
     if out is not None:
-        tomb = state.tombstones.get(rid)
-        return Notice(0, rid, tomb.reason if tomb is not None else "", out.number, edges=(event.edge,))
+        return onward.remembered(state, out, (event.edge,))
     return Notice(0, rid, event.reason, event.heard, edges=(event.edge,)) if event.heard else None
 
 
@@ -72,15 +71,10 @@ def _to_enter(state: State, session: Session, event: Entered) -> Life | None:
     send to it on this edge; or in which another session of its process is; or the oldest."""
     found = [life for life in state.lives.get(event.rid, ()) if session.id not in life.finished_by]
     owed = [life for life in found if delivery.is_owed(session, life)]
-    from_another = [life for life in found if not event.sends and _is_sent_to(life, event)]
+    from_another = [life for life in found if not event.sends and onward.is_sent_to(life, event.edge)]
     of_the_process = [life for life in found if _has_sibling(state, session, life)]
     drained = lives.unfinished(state, session, event.edge, event.rid, sends=event.sends)
     return next(iter([*owed, *from_another, *of_the_process, *found]), drained)
-
-
-def _is_sent_to(life: Life, event: Entered) -> bool:
-    """Whether another session that is in the life said that it would put to this edge."""
-    return any(edge == event.edge and opener in life.bound for opener, edge in life.opened)
 
 
 def _has_sibling(state: State, session: Session, life: Life) -> bool:

@@ -57,11 +57,15 @@ def throw_out(state: State, session: Session, out: Life, abort: Notice, sends_on
             throw_out(state, other, out, abort, edges)
 
 
-def throw_out_too(state: State, session: Session, out: Life, sends_on: Iterable[Edge]) -> None:
-    """The session's process was thrown out of the use that it begins."""
+def remembered(state: State, out: Life, edges: tuple[Edge, ...] = ()) -> Notice:
+    """The abort of `out`, to be told again."""
     tomb = state.tombstones.get(out.rid)
-    reason = tomb.reason if tomb is not None else ""
-    throw_out(state, session, out, Notice(0, out.rid, reason, out.number, edges=()), sends_on)
+    return Notice(0, out.rid, tomb.reason if tomb is not None else "", out.number, edges=edges)
+
+
+def is_sent_to(life: Life, edge: Edge) -> bool:
+    """Whether a session that is in the life said that it would put to the edge."""
+    return any(opened == edge and opener in life.bound for opener, opened in life.opened)
 
 
 def _tell_readers(state: State, edge: Edge, out: Life, abort: Notice) -> None:
@@ -89,8 +93,7 @@ def _has_nothing(session: Session, life: Life) -> bool:
 
 
 def _waits_only_on(session: Session, life: Life, edge: Edge) -> bool:
-    sent_to = any(opened == edge and opener in life.bound for opener, opened in life.opened)
-    return (session.id, edge) in life.expected and not sent_to and _has_nothing(session, life)
+    return (session.id, edge) in life.expected and not is_sent_to(life, edge) and _has_nothing(session, life)
 
 
 def _leave(state: State, session: Session, life: Life) -> None:

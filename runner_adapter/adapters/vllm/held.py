@@ -19,17 +19,22 @@ class Held:
         self.fed: Fed | None = None
         #: Those of this step that will not begin, and why, by the engine's ids.
         self.refused: dict[str, ConnectorError] = {}
-        self.asked = False
+        self._asked: Sequence[Asked] | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether the scheduler keeps requests back in this step."""
+        return self._asked is not None
 
     def begin_step(self, asked: Sequence[Asked] | None) -> None:
         """`asked`: those that wait to begin, and were not told of before; None if the scheduler keeps nobody back."""
         self.fed, self.refused = None, {}
-        self.asked = asked is not None and self._adapter.inbox is not None
+        self._asked = asked if self._adapter.inbox is not None else None
 
-    def expect(self, asked: Sequence[Asked]) -> None:
+    def expect(self) -> None:
         """They will begin here: should they fail elsewhere before, this stage is to hear."""
         rids = []
-        for one in asked:
+        for one in self._asked or ():
             try:
                 rids.append(self._ids.hold(one.req_id, one))
             except ConnectorError as error:

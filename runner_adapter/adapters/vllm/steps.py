@@ -18,7 +18,7 @@ from runner_adapter import overlay, phases
 from runner_adapter.adapters.vllm.held import Held
 from runner_adapter.adapters.vllm.ids import ExternalId, Ids, as_it_is
 from runner_adapter.adapters.vllm.ledger import Ledger
-from runner_adapter.adapters.vllm.telling import ASKED, Asked
+from runner_adapter.adapters.vllm.telling import ASKED
 from runner_adapter.hooks import Extras
 from runner_adapter.plan import StepPlan
 from runner_adapter.runner import RunnerAdapter
@@ -62,7 +62,6 @@ class Steps:
         self.current: StepPlan | None = None
         #: Requests that the scheduler keeps back.
         self.held = Held(adapter, self.ids)
-        self._asked: Sequence[Asked] = ()
         self._replaces = bool(getattr(model, "replace_runtime_additional_information", False))
         self._has_extra_args = bool(getattr(vllm_config.model_config, "has_sampling_extra_args", False))
         self._embeds = embeds or self.has_preprocess
@@ -78,9 +77,7 @@ class Steps:
     def take(self, output: Any) -> None:
         """Before the engine updates its states: old prompt embeddings, which it takes for its own, are taken out."""
         self.began, self.current = False, None
-        asked: Sequence[Asked] | None = getattr(output, ASKED, None)
-        self.held.begin_step(asked)
-        self._asked = asked or ()
+        self.held.begin_step(getattr(output, ASKED, None))
         self._old_embeds = {}
         for request in output.scheduled_new_reqs:
             if not isinstance(request.prompt_embeds, torch.Tensor | None):
@@ -111,8 +108,7 @@ class Steps:
         self.bring(output.scheduled_cached_reqs)
         self._count(output)
         _empty(output)
-        if self.held.asked:
-            self.held.expect(self._asked)
+        self.held.expect()
         adapter.receive()
         self.began = True
         if not scheduled:
