@@ -161,6 +161,14 @@ def pytest_runtest_makereport(
     return report
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("cuda") is not None:
+        import torch  # not for every run: most tests of the rooms without I/O never load it
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
 @pytest.fixture(autouse=True)
 def leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test that leaves tc-* segments, threads, children or open sockets which were not there before.

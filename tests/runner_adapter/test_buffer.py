@@ -295,7 +295,7 @@ def test_declared_names_live_on_the_device_and_all_others_on_the_host() -> None:
     buffer.validate()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.cuda
 def test_a_resident_output_is_cloned_on_the_gpu() -> None:
     buffer = ModelIntermediateBuffer(CONFIG, rules=RULES, device="cuda")
     buffer.add("a")

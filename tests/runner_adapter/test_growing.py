@@ -247,7 +247,7 @@ def test_rows_that_do_not_fit_are_refused_and_nothing_is_done(wrong: torch.Tenso
     assert numbers(grown.append(shown, [rows(3)], "cpu")) == [0, 1, 3] and numbers(shown) == [0, 1]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.cuda
 def test_rows_grow_on_the_device_from_wherever_they_come() -> None:
     rules = MergeRules(accumulated=["x"], gpu_resident=["x"])
     buffer = ModelIntermediateBuffer(rules=rules, device="cuda")

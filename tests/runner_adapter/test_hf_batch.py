@@ -214,7 +214,7 @@ def test_a_request_draws_the_same_in_any_schedule(models: Models, schedule: list
         assert drawn_here == [int(row["ids"]) for row in models.rows[rid][1 : len(drawn_here) + 1]]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.cuda
 def test_on_a_device_a_preempted_cache_is_in_host_memory_and_the_ids_are_generate_s(
     demo: SimpleNamespace, weights: Path
 ) -> None:

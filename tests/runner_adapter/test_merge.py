@@ -194,7 +194,7 @@ def test_a_resident_tensor_is_a_clone() -> None:
     assert told(made) == {"hidden_states.last": [1]}
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.cuda
 def test_tensors_cross_to_where_they_live() -> None:
     """Whatever they come from: a connector's payload is on the host, a hook's update on the device."""
     update = {"hidden_states.last": rows(1), "x": rows(2).cuda(), "kv.rows": rows(3)}

@@ -16,7 +16,6 @@ from runner_adapter.maps import BatchMaps, gather
 from runner_adapter.plan import StepPlan
 from runner_adapter.staging import DeviceRows, RowSpec
 
-HAS_CUDA = torch.cuda.is_available()
 ROW = {"last": RowSpec((2,), torch.float32)}
 TOKENS = {"hidden": RowSpec((2,), torch.float32, per_token=True)}
 
@@ -257,7 +256,7 @@ def test_rows_of_host_and_device_mix() -> None:
     assert writes.seen == ["cat", "zero_", "zero_", "copy_", "cat", "cat"]
 
 
-@pytest.mark.skipif(not HAS_CUDA, reason="needs a CUDA device")
+@pytest.mark.cuda
 def test_rows_of_host_and_device_mix_and_steps_do_not_overtake_each_other() -> None:
     """The second step's rows are written while the first one's transfer may be under way."""
     device_rows = DeviceRows(ROW, max_rows=4, device="cuda")
@@ -268,7 +267,7 @@ def test_rows_of_host_and_device_mix_and_steps_do_not_overtake_each_other() -> N
     assert [view.tolist() for view in seen] == [rows(value, 0, -value, 0).tolist() for value in range(1, 50)]
 
 
-@pytest.mark.skipif(not HAS_CUDA, reason="needs a CUDA device")
+@pytest.mark.cuda
 def test_a_captured_graph_reads_the_rows_of_later_steps() -> None:
     device_rows = DeviceRows(ROW, max_rows=4, device="cuda")
     plan = StepPlan.empty(padded_rows=2)

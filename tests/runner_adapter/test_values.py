@@ -103,7 +103,7 @@ def test_the_default_device_has_no_say() -> None:
         assert owned(as_tensor(1.0)).device.type == "cpu"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.cuda
 def test_a_copy_crosses_to_the_gpu_and_back() -> None:
     source = torch.arange(12, dtype=torch.bfloat16).view(3, 4)
     there = owned(source.t(), "cuda")
