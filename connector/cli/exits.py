@@ -15,7 +15,7 @@ OK, NO, USAGE, AWAY, BUG, INTERRUPTED, CLOSED = 0, 1, 2, 3, 70, 130, 141
 
 MEANINGS = {
     OK: "done; for `serve`: stopped cleanly by SIGTERM or SIGINT",
-    NO: "the answer is no: nothing found, refused, not confirmed, configuration invalid",
+    NO: "the answer is no: nothing found, refused, not confirmed, configuration invalid, benchmark void",
     USAGE: "the command line is wrong",
     AWAY: "the broker is away, does not answer in time, or cannot start",
     BUG: "a bug of this project",

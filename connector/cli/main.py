@@ -11,7 +11,7 @@ from importlib import metadata
 
 import click
 
-from connector.cli import acting, configuring, exits, looking, serve, showing, sweeping
+from connector.cli import acting, benching, configuring, exits, looking, serve, showing, sweeping
 from connector.cli.tables import note, printable
 from connector.core.errors import ConnectorError
 
@@ -49,6 +49,7 @@ for _verb in (
     acting.abort,
     sweeping.sweep,
     configuring.config,
+    benching.bench,
 ):
     cli.add_command(_verb)
 

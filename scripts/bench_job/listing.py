@@ -70,3 +70,8 @@ def _chunk_p99(node: connector.Node, count: int = 400) -> float:
             other.finish(f"c-{number}")
     spans.sort()
     return round(spans[int(count * 0.99)], 1)
+
+
+if __name__ == "__main__":
+    for row in run(int(sys.argv[1])):
+        print("  ".join(f"{key}={value}" for key, value in row.items()))

@@ -1,0 +1,125 @@
+"""A whole run of the benchmark: what is measured in which length, the ratios, and whether the machine let it count."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from connector.bench import standing
+from connector.bench.figures import Ratio, Row, far_off, ratios, spread
+from connector.bench.rules import RULES, STORED
+from connector.bench.schedule import Entry, measure
+from connector.bench.systems import OWN
+
+#: 256 MiB several times over, and room for 100 000 live chunks.
+POOL = "1GiB"
+
+
+class Length(NamedTuple):
+    """How much is measured: rounds, payloads of each workload a round, live payloads, seconds of idleness."""
+
+    rounds: int
+    counts: Mapping[str, int]
+    live: tuple[int, ...]
+    idle: float
+
+
+QUICK = Length(
+    5,
+    {"chunk": 100, "sustained": 1000, "sustained16": 1000, "step": 64 * 10, "prefill": 15, "large": 3},
+    (10, 100_000),
+    2.0,
+)
+FULL = Length(
+    9,
+    {"chunk": 400, "sustained": 4000, "sustained16": 4000, "step": 64 * 60, "prefill": 40, "large": 6},
+    standing.STEPS,
+    10.0,
+)
+
+
+class Result(NamedTuple):
+    rows: list[Row]
+    grown: list[standing.Grown]
+    ratios: dict[str, Ratio]
+    #: Limits that lie too far from the stored ones: the run is void.
+    void: dict[str, tuple[float, float]]
+    missing: dict[str, str]
+    machine: dict[str, Any]
+
+
+def run(
+    length: Length, others: Mapping[str, str], only: Sequence[str], stored: Mapping[str, float] | None,
+    say: Callable[[str], None],
+) -> Result:  # fmt: skip
+    """Measure. `others`: more systems, by name. `only`: these workloads, and no growth or idleness. `stored`: limits to
+    compare with; the project's own if None.
+
+    Raises pair.Failed if a side met an error, and the connector's errors.
+    """
+    torch.set_num_threads(1)
+    systems = (*OWN, *others)
+    entries = [
+        Entry(name, count, tuple(system for system in systems if system != "memcpy" or name in ("prefill", "large")))
+        for name, count in length.counts.items()
+        if not only or name in only
+    ]
+    measured = measure(entries, length.rounds, {**OWN, **others}, POOL, say)
+    found = ratios(measured.rows, RULES)
+    for name, value in _steps(measured.rows):
+        found[name] = value
+    grown: list[standing.Grown] = []
+    if not only:
+        grown = standing.growth(length.live, 300, POOL, say)
+        found |= _standing(grown, length.idle)
+    far = far_off(limits(measured.rows), STORED if stored is None else stored)
+    return Result(measured.rows, grown, found, far, measured.missing, machine())
+
+
+def _steps(rows: Sequence[Row]) -> list[tuple[str, Ratio]]:
+    values = [row.broker_cpu_us for row in rows if (row.system, row.workload) == ("connector", "step")]
+    name = "broker_cpu_us_per_chunk"
+    return [(name, spread(name, values))] if values else []
+
+
+def _standing(grown: Sequence[standing.Grown], seconds: float) -> dict[str, Ratio]:
+    values = {
+        "growth_broker_cpu_100k_vs_10": grown[-1].broker_cpu_us / grown[0].broker_cpu_us,
+        "broker_bytes_per_live_payload": grown[-1].broker_bytes,
+        "idle_cpu_percent": max(standing.idle(seconds)),
+    }
+    return {name: spread(name, [value]) for name, value in values.items()}
+
+
+def limits(rows: Sequence[Row]) -> dict[str, float]:
+    """What the machine gave: the limits' figures, medians over the rounds."""
+    wanted = {
+        "memcpy_large_us": ("memcpy", "large", "p50_us"),
+        "memcpy_prefill_us": ("memcpy", "prefill", "p50_us"),
+        "ring_sem_chunk_us": ("ring_sem", "chunk", "p50_us"),
+        "zmq_hop_chunk_us": ("zmq_hop", "chunk", "p50_us"),
+    }
+    found = {}
+    for name, (system, workload, figure) in wanted.items():
+        values = [getattr(row, figure) for row in rows if (row.system, row.workload) == (system, workload)]
+        if values:
+            found[name] = spread(name, values).median
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """What the figures are of."""
+    model = ""
+    with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }

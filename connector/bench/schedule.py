@@ -1,0 +1,74 @@
+"""Which system runs which workload when: in rounds, side by side, so that what the machine does meets all alike."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import connector
+from connector.bench.figures import Row, quantile, settled
+from connector.bench.pair import Missing, Pair, Run
+from connector.bench.payloads import Maker
+from connector.bench.workloads import WORKLOADS
+
+
+class Entry(NamedTuple):
+    """So many payloads of a workload in each round, by these systems in this order."""
+
+    workload: str
+    payloads: int
+    systems: tuple[str, ...]
+
+
+class Measured(NamedTuple):
+    rows: list[Row]
+    #: Systems that are not installed, and what is missing.
+    missing: dict[str, str]
+
+
+def measure(
+    entries: Sequence[Entry], rounds: int, where: Mapping[str, str], pool: str, say: Callable[[str], None]
+) -> Measured:
+    """Run all entries `rounds` times, interleaved, with a private broker. `say` hears of each round.
+
+    Raises pair.Failed if a side met an error; nothing is left behind.
+    """
+    rows: list[Row] = []
+    missing: dict[str, str] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        connector.connect(stage="bench", embedded=True, pool=pool) as node,
+        Pair(folder, node.endpoint, int(node.status()["pid"]), dict(where)) as pair,
+    ):
+        for number in range(rounds):
+            say(f"round {number + 1} of {rounds}")
+            for entry in entries:
+                nbytes = Maker(WORKLOADS[entry.workload]).nbytes
+                for system in entry.systems:
+                    if system in missing:
+                        continue
+                    try:
+                        run = pair.run(system, entry.workload, entry.payloads)
+                    except Missing as error:
+                        missing[system] = str(error)
+                    else:
+                        rows.append(_row(system, entry.workload, number, nbytes, run))
+    return Measured(rows, missing)
+
+
+def _row(system: str, workload: str, number: int, nbytes: int, run: Run) -> Row:
+    spans = settled(run.spans)
+    used = run.writer_cpu + run.reader_cpu + run.broker_cpu
+    return Row(
+        system,
+        workload,
+        number,
+        len(run.spans),
+        nbytes,
+        quantile(spans, 0.5),
+        quantile(spans, 0.99),
+        len(run.spans) / run.wall,
+        used / len(run.spans) * 1e6,
+        run.broker_cpu / len(run.spans) * 1e6,
+    )
