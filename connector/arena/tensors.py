@@ -74,14 +74,19 @@ def _described(key: str, tensor: object) -> TensorSpec:
     return TensorSpec(key, dtype, tuple(tensor.shape))
 
 
-def specs_of(payload: object) -> list[TensorSpec]:
+def specs_of(payload: object) -> tuple[TensorSpec, ...]:
     """Specs of a whole payload, in its order. InvalidPayload: no mapping of str to Tensor; otherwise as spec_of,
     and PayloadTooLarge above what any pool could hold."""
-    if not isinstance(payload, Mapping):
-        raise InvalidPayload(f"a payload is a dict[str, Tensor], not {type(payload).__name__}")
-    specs = [_described(key, tensor) for key, tensor in payload.items()]
+    specs = described(payload)
     check_specs(specs)
     return specs
+
+
+def described(payload: object) -> tuple[TensorSpec, ...]:
+    """specs_of without check_specs, for those who know these specs already. Keys may be of any type."""
+    if not isinstance(payload, Mapping):
+        raise InvalidPayload(f"a payload is a dict[str, Tensor], not {type(payload).__name__}")
+    return tuple([_described(key, tensor) for key, tensor in payload.items()])
 
 
 def copy_in(arena: Arena, position: int, tensor: torch.Tensor, nbytes: int) -> None:

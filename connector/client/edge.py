@@ -177,7 +177,7 @@ class EdgeVerbs:
                 return True
             request = session.wait_here(timeout, False)
             self.channel.poll_waits.append(request.number)
-        session.wake()
+        session.wake_for(request)
         try:
             came: bool = yield request.future
         finally:

@@ -6,6 +6,7 @@ Everybody else reaches it through the session's deques and an eventfd.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import threading
@@ -42,17 +43,26 @@ class Waker:
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        #: It was written, and the thread has not looked since.
+        self._raised = False
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # Bound early: at the interpreter's end the module may be empty by now.
         close(self.fd)
 
     def __call__(self) -> None:
-        """Any thread, any finaliser: one system call, no lock."""
-        try:
+        """Any thread, any finaliser: one system call at most, no lock. What it is to find must be there before."""
+        if not self._raised:
+            self._raised = True
             os.eventfd_write(self.fd, 1)
+
+    def look(self) -> None:
+        """The thread is awake, and looks at everything from now on."""
+        self._raised = False
+        try:
+            os.eventfd_read(self.fd)
         except BlockingIOError:
-            # The counter is full: the thread is awake already.
+            # Two wrote at once, and one of them was read before.
             return
 
 
@@ -116,9 +126,11 @@ class Link:
             self._end()
 
     def _poll(self) -> None:
-        for key, _ in self._poller.poll(self._patience()):
+        happened = self._poller.poll(self._patience())
+        self.session.sleeps_until = math.inf
+        for key, _ in happened:
             if key == self.wake.fd:
-                os.eventfd_read(self.wake.fd)
+                self.wake.look()
             elif self._dealer is not None and key is self._dealer:
                 self._receive()
             elif self._lifeline is not None and self._lifeline.ended():
@@ -147,6 +159,7 @@ class Link:
             until = min(until, max(self._close_by, now + 0.005))
         if self._unsent:
             until = min(until, now + 0.02)
+        self.session.sleeps_until = until
         return max(int((until - now) * 1000) + 1, 0)
 
     def _receive(self) -> None:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from connector.arena import tensors
 from connector.arena.arena import Arena
+from connector.client import layouts
 from connector.client.inbox import Arrived
-from connector.core import layout
 from connector.core.directory.events import Flags
 from connector.core.errors import Broken, ProtocolViolation
 from connector.core.names import Edge
-from connector.wire.manifest import unpack_manifest
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +82,7 @@ def open_payload(arrived: Arrived, arena: Arena, copy: bool, last: bool, free: C
     release = partial(free, arrived.arena.uuid, arrived.hold)
     try:
         _check_place(arrived, arena)
-        manifest = layout.check(unpack_manifest(told.manifest), told.length - told.data_offset)
+        manifest = layouts.read(told.manifest, told.length - told.data_offset)
         found = tensors.views(arena, told.handle.offset + told.data_offset, manifest, release)
     except (ProtocolViolation, Broken) as error:
         release()

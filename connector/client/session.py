@@ -8,6 +8,7 @@ inside any lock.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -41,6 +42,8 @@ class Session:
         #: Where the broker was looked for, for errors.
         self.tried = tried
         self.wake = wake
+        #: Monotonic seconds at which the link's thread looks again by itself; infinite while it is awake.
+        self.sleeps_until = math.inf
         self.lock = threading.Lock()
         self.outbound: deque[tuple[msg.Message, list[Ticket]]] = deque()
         #: Numbered messages to send once more, before anything newer.
@@ -119,6 +122,11 @@ class Session:
         now = time.monotonic()
         request = Request(self.requests.next_number(), new_future(), now + timeout, None, (), default, now)
         return self.requests.add(request)
+
+    def wake_for(self, request: Request) -> None:
+        """A wait of this process alone: the link need not wake for it before its time is over."""
+        if request.give_up < self.sleeps_until:
+            self.wake()
 
     def cancel(self, request: Request) -> None:
         """The caller went away. The lock must be held."""

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from connector.arena import blocks as arena_blocks
 from connector.arena import tensors
+from connector.client import layouts
 from connector.client.blocks import ReservedBlock, size_class
+from connector.client.layouts import Laid
 from connector.client.outgoing import Ticket
 from connector.client.requests import Request
 from connector.client.session import Session
@@ -16,10 +18,9 @@ from connector.client.verbs import Verb
 from connector.core import layout
 from connector.core.directory.events import Flags, Member
 from connector.core.errors import BrokerLost, ConnectorError, PayloadTooLarge
-from connector.core.names import MAX_INDEX, Edge
-from connector.core.specs import TensorSpec
+from connector.core.names import Edge
 from connector.wire import messages as msg
-from connector.wire.manifest import pack_manifest, pack_meta
+from connector.wire.manifest import most_meta, pack_meta
 
 if TYPE_CHECKING:
     import torch
@@ -37,10 +38,9 @@ class Item(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """A step's layout: manifests by member, where data begins, and the block's length."""
+    """A step's layout: by member, where data begins, and the block's length."""
 
-    manifests: list[layout.Manifest]
-    packed: list[bytes]
+    laid: list[Laid]
     data_offset: int
     data_bytes: int
     length: int
@@ -54,16 +54,12 @@ def put_step(session: Session, edge: Edge, items: Sequence[Item], timeout: float
     of the step was put.
     """
     plan = _plan(session, edge, items)
-    with session.lock:
-        session.must_be_open()
-        for item in items:
-            session.outgoing.admit(edge, item.rid, item.index, item.attempt, session.seen)
-    block = yield from _acquire(session, edge, plan, tuple(item.rid for item in items), timeout)
+    block = yield from _acquire(session, edge, plan, items, timeout)
     tickets: list[Ticket] | None = None
     try:
         base = block.handle.offset + plan.data_offset
-        for item, manifest in zip(items, plan.manifests, strict=True):
-            for slot, tensor in zip(manifest.slots, item.payload.values(), strict=True):
+        for item, laid in zip(items, plan.laid, strict=True):
+            for slot, tensor in zip(laid.manifest.slots, item.payload.values(), strict=True):
                 tensors.copy_in(block.arena, base + slot.offset, tensor, slot.nbytes)
         with session.lock:
             tickets = _seal(session, edge, items, plan, block)
@@ -76,22 +72,17 @@ def put_step(session: Session, edge: Edge, items: Sequence[Item], timeout: float
 
 
 def _plan(session: Session, edge: Edge, items: Sequence[Item]) -> _Plan:
-    specs: list[list[TensorSpec]] = []
+    laid: list[Laid] = []
+    cursor = 0
     for item in items:
         try:
-            specs.append(tensors.specs_of(item.payload))
+            laid.append(layouts.lay(tensors.described(item.payload), layout.align_up(cursor)))
         except ConnectorError as error:
             raise type(error)(error.message, **{"rid": item.rid, "edge": str(edge), **error.facts}) from error
-    manifests = layout.plan(specs)
-    packed = [pack_manifest(manifest) for manifest in manifests]
-    # The longest form of every number: the real meta, written later, is never longer.
-    widest = [
-        Member(item.rid, MAX_INDEX, MAX_INDEX, 3, item.readers, manifest, 2**40)
-        for item, manifest in zip(items, packed, strict=True)
-    ]
-    meta_bytes = len(pack_meta(edge, widest))
+        cursor = laid[-1].manifest.end
+    meta_bytes = most_meta(edge, [item.rid for item in items], [one.packed for one in laid])
     data_offset = arena_blocks.header_bytes(meta_bytes)
-    size = layout.data_bytes(manifests)
+    size = layout.align_up(cursor)
     rid = items[0].rid if len(items) == 1 else None
     limit = int(session.limits.get("max_request_bytes", 0)) // 2
     if limit and meta_bytes > limit:
@@ -107,22 +98,25 @@ def _plan(session: Session, edge: Edge, items: Sequence[Item]) -> _Plan:
     if pool and need > pool:
         raise PayloadTooLarge("the payload can never fit into the pool", rid=rid, edge=str(edge), size=need, limit=pool)
     length = size_class(need)
-    return _Plan(manifests, packed, data_offset, size, min(length, pool) if pool else length)
+    return _Plan(laid, data_offset, size, min(length, pool) if pool else length)
 
 
-def _acquire(session: Session, edge: Edge, plan: _Plan, rids: tuple[str, ...], timeout: float) -> Verb[ReservedBlock]:
-    """A block from the shelf, or the broker's next free one. What it yields for is its waiting."""
+def _acquire(session: Session, edge: Edge, plan: _Plan, items: Sequence[Item], timeout: float) -> Verb[ReservedBlock]:
+    """A block from the shelf, or the broker's next free one, if the items may be put. What it yields for is its
+    waiting."""
     now = time.monotonic()
     with session.lock:
+        session.must_be_open()
+        for item in items:
+            session.outgoing.admit(edge, item.rid, item.index, item.attempt, session.seen)
         block = session.blocks.pop(plan.length, now)
         _ask_ahead(session, edge, plan.length)
-        if block is None:
-            request = session.ask(
-                lambda n: msg.Reserve(n, edge, (plan.length,), timeout, rids[:64], False), timeout, rids
-            )
+        if block is not None:
+            # What was asked ahead goes with the put's own message.
+            return block
+        rids = tuple([item.rid for item in items])
+        request = session.ask(lambda n: msg.Reserve(n, edge, (plan.length,), timeout, rids[:64], False), timeout, rids)
     session.wake()
-    if block is not None:
-        return block
     granted: list[ReservedBlock] | None = None
     try:
         granted = yield request.future
@@ -166,13 +160,12 @@ def _seal(session: Session, edge: Edge, items: Sequence[Item], plan: _Plan, bloc
     members: list[Member] = []
     tickets: list[Ticket] = []
     placed: dict[str, int] = {}
-    for item, manifest, packed in zip(items, plan.manifests, plan.packed, strict=True):
+    for item, laid in zip(items, plan.laid, strict=True):
         index = session.outgoing.admit(edge, item.rid, item.index, item.attempt, session.seen)
         if item.index is None and item.rid in placed:
             index = placed[item.rid]
         placed[item.rid] = index + 1
-        nbytes = sum(slot.nbytes for slot in manifest.slots)
-        members.append(Member(item.rid, index, item.attempt, item.flags, item.readers, packed, nbytes))
+        members.append(Member(item.rid, index, item.attempt, item.flags, item.readers, laid.packed, laid.nbytes))
         tickets.append(Ticket(edge, item.rid, index))
     meta = pack_meta(edge, members)
     offset, generation = block.handle

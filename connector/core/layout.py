@@ -58,14 +58,20 @@ def plan(members: Sequence[Sequence[TensorSpec]]) -> list[Manifest]:
     manifests = []
     cursor = 0
     for specs in members:
-        begin = cursor = align_up(cursor)
-        slots = []
-        for spec in specs:
-            offset, nbytes = align_up(cursor), spec.nbytes
-            slots.append(Slot(spec.key, spec.dtype, spec.shape, offset, nbytes))
-            cursor = offset + nbytes
-        manifests.append(Manifest(tuple(slots), begin, cursor))
+        manifests.append(place(specs, align_up(cursor)))
+        cursor = manifests[-1].end
     return manifests
+
+
+def place(specs: Sequence[TensorSpec], begin: int) -> Manifest:
+    """One payload's layout from `begin`, a multiple of ALIGN; its specs are taken as checked."""
+    slots = []
+    cursor = begin
+    for spec in specs:
+        offset, nbytes = align_up(cursor), spec.nbytes
+        slots.append(Slot(spec.key, spec.dtype, spec.shape, offset, nbytes))
+        cursor = offset + nbytes
+    return Manifest(tuple(slots), begin, cursor)
 
 
 def data_bytes(manifests: Sequence[Manifest]) -> int:
