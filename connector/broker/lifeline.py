@@ -1,9 +1,10 @@
-"""Lifelines: one AF_UNIX stream per session, by which the kernel vouches for a client process.
+"""Lifelines: one AF_UNIX connection per session, by which the kernel vouches for a client process.
 
 The client connects, sends its token and gets one byte back. From then on the broker knows uid, pid and,
-where the kernel gives one, a pidfd. A session is over when the pidfd says that the process ended, or when
-the stream ended *and* the session's lock is free: a process gives both up only when it ends, or when none
-of its views is alive. Never a claimed pid, never a time-out.
+where the kernel gives one, a pidfd; and if the client said so, small frames go both ways (wire/order.py).
+A session is over when the pidfd says that the process ended, or when the stream ended *and* the session's lock is
+free: a process gives both up only when it ends, or when none of its views is alive. Never a
+claimed pid, never a time-out.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ import resource
 import select
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from connector.arena import locks
 from connector.broker.rundir import RunDir
 from connector.core.endpoint import lifeline_path, session_lock_path
-from connector.wire.messages import TOKEN_BYTES
+from connector.wire.message import SPEAKS, TOKEN_BYTES
+from connector.wire.order import LINE_BYTES
 
 log = logging.getLogger("connector.broker")
 
 #: getsockopt: a pidfd of the peer (Linux 6.5 and later).
 SO_PEERPIDFD = 77
 _CREDENTIALS = struct.Struct("3i")
+#: Frames read from one lifeline before the next one's turn.
+TURN = 64
 #: Connections that may be open without having given a token; beyond it the oldest is closed.
 MOST_SILENT = 256
 
@@ -41,7 +45,19 @@ class Lifeline:
     uid: int
     pidfd: int
     token: bytes = b""
+    #: Frames go over it.
+    speaks: bool = False
     ended: bool = False
+
+    def send(self, frame: bytes) -> bool:
+        """False if its process reads too slowly for more now. To one that is gone everything counts as sent."""
+        try:
+            self.stream.send(frame)
+        except BlockingIOError:
+            return False
+        except (BrokenPipeError, ConnectionResetError):
+            return True
+        return True
 
     def close(self) -> None:
         self.stream.close()
@@ -53,11 +69,17 @@ class Lifeline:
 class Lifelines:
     """All lifelines, behind one epoll descriptor that the loop polls."""
 
-    def __init__(self, run_dir: RunDir, allow: frozenset[int]) -> None:
+    def __init__(self, run_dir: RunDir, allow: frozenset[int], heard: Callable[[bytes, bytes], None]) -> None:
+        """`heard(token, frame)` is called for each frame, in order."""
         self._run_dir = run_dir
         self._allow = allow
+        self._heard = heard
+        #: One byte more than a frame may have: a longer one is seen to be too long.
+        self._room = bytearray(LINE_BYTES + 1)
         path = lifeline_path(run_dir.path)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        self._listener = socket.socket(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+        )
         self._listener.bind(path)
         run_dir.own(path)
         self._listener.listen(256)
@@ -161,23 +183,41 @@ class Lifelines:
             self._epoll.unregister(fd)
             del self._by_fd[fd]
             self._doubtful.pop(line.token, None)
+            # Its last words come first.
+            while not line.ended and self._read(line):
+                continue
             yield line.token, f"pid {line.pid}: process ended"
             return
+        for _ in range(TURN):
+            if not self._read(line):
+                return
+
+    def _read(self, line: Lifeline) -> bool:
+        """One packet of a lifeline; False if there is none more."""
         try:
-            data = line.stream.recv(64)
+            count = line.stream.recv_into(self._room)
         except BlockingIOError:
-            return
+            return False
         except ConnectionResetError:
-            data = b""
-        if not data:
+            count = 0
+        if not count:
             self._stream_ended(line)
-        elif not line.token and len(data) == TOKEN_BYTES and self._is_free(data, line):
-            self._register(line, data)
-        else:
-            # Not a token, or one that is taken: this is no client of ours.
-            self.refused += 1
-            if not line.token:
-                self._drop(line)
+            return False
+        data = bytes(memoryview(self._room)[:count])
+        if line.speaks:
+            self._heard(line.token, data)
+            # What was heard may have been its good-bye.
+            return line.stream.fileno() >= 0
+        token = data.removesuffix(SPEAKS) if len(data) == TOKEN_BYTES + len(SPEAKS) else data
+        if not line.token and len(token) == TOKEN_BYTES and self._is_free(token, line):
+            self._register(line, token, len(data) > TOKEN_BYTES)
+            return not line.ended
+        # Not a token, or one that is taken: this is no client of ours.
+        self.refused += 1
+        if not line.token:
+            self._drop(line)
+            return False
+        return True
 
     def _is_free(self, token: bytes, newcomer: Lifeline) -> bool:
         """Whether the token is nobody's, or the newcomer's own: it gave its first stream up before we answered."""
@@ -186,13 +226,15 @@ class Lifelines:
             return True
         if (known.pid, known.uid) != (newcomer.pid, newcomer.uid) or not _at_end(known):
             return False
+        while not known.ended and self._read(known):
+            continue
         self._doubtful.pop(token, None)
         del self._by_token[token]
         self._drop(known)
         return True
 
-    def _register(self, line: Lifeline, token: bytes) -> None:
-        line.token = token
+    def _register(self, line: Lifeline, token: bytes, speaks: bool) -> None:
+        line.token, line.speaks = token, speaks
         self._by_token[token] = line
         del self._silent[line.stream.fileno()]
         if line.pidfd >= 0:
@@ -224,15 +266,12 @@ class Lifelines:
 
 
 def _at_end(line: Lifeline) -> bool:
-    """Whether the client's end of the stream is closed, noticed or not."""
+    """Whether the client's end is closed, noticed or not; frames may still lie there."""
     if line.ended:
         return True
-    try:
-        return line.stream.recv(1, socket.MSG_PEEK) == b""
-    except BlockingIOError:
-        return False
-    except ConnectionResetError:
-        return True
+    poller = select.poll()
+    poller.register(line.stream, select.POLLRDHUP)
+    return bool(poller.poll(0))
 
 
 def _pidfd(stream: socket.socket, pid: int) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import zmq
 
 from connector.broker.config_schema import BrokerConfig
-from connector.broker.lifeline import Lifelines
+from connector.broker.lifeline import Lifeline, Lifelines
 from connector.broker.outbox import Outbox
 from connector.broker.rundir import RunDir
 from connector.broker.service import Service
@@ -50,10 +50,12 @@ class Broker:
             undo.callback(self._context.destroy, 0)
             self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
             self._bind()
-            self.lifelines = Lifelines(self.run_dir, allow=frozenset({0, os.geteuid()}))
+            self.lifelines = Lifelines(self.run_dir, frozenset({0, os.geteuid()}), self._hear)
             undo.pop_all()
-        self.outbox = Outbox(self._router)
-        self.service = Service(config, self.store, self._queue, self._forget, self.lifelines.find, time.monotonic)
+        self.outbox = Outbox(self._router, self._line)
+        self.service = Service(
+            config, self.store, self._queue, self.outbox.greet, self._forget, self.lifelines.find, time.monotonic
+        )
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.lifelines.watch(self._wake_r)
         self.service.shell = self._statistics
@@ -138,6 +140,13 @@ class Broker:
                 self.service.violation(
                     parts[0], ProtocolViolation("a message is one frame of one part", parts=len(parts) - 1)
                 )
+
+    def _hear(self, token: bytes, frame: bytes) -> None:
+        self.service.frame(token, frame)
+
+    def _line(self, token: bytes) -> Lifeline | None:
+        line = self.lifelines.find(token)
+        return line if line is not None and line.speaks and not line.ended else None
 
     def _queue(self, token: bytes, message: msg.Message | None) -> None:
         if message is None:

@@ -1,18 +1,20 @@
 """What waits to be sent to each session. A stuck session costs its own messages, nothing else.
 
-ROUTER_MANDATORY makes a full pipe an error instead of a silent loss: what did not go stays here and is
-tried again. The protocol bounds what a session can be owed (window, one ping, one batch of notices);
+A full lifeline, and with ROUTER_MANDATORY a full pipe, is an error instead of a silent loss: what did not go stays
+here and is tried again. The protocol bounds what a session can be owed (window, one ping, one batch of notices);
 only answers to its own requests could pile up, and those are cut at a limit and counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import zmq
 
 from connector.wire import codec
 from connector.wire import messages as msg
+from connector.wire.order import LINE_BYTES
 
 #: Answers to requests beyond this many waiting messages of one session are dropped and counted.
 MOST_WAITING = 4096
@@ -22,11 +24,19 @@ FRAME_MESSAGES = 512
 _ANSWERS = (msg.Answer, msg.Failure, msg.Rows, msg.Shown)
 
 
-class Outbox:
-    """Queues by token, flushed once a turn of the loop."""
+class Line(Protocol):
+    def send(self, frame: bytes) -> bool:
+        """False if there is no room now."""
 
-    def __init__(self, router: zmq.Socket[bytes]) -> None:
+
+class Outbox:
+    """Queues by token, flushed once a turn of the loop. `line(token)`: the lifeline, if frames go over it."""
+
+    def __init__(self, router: zmq.Socket[bytes], line: Callable[[bytes], Line | None] = lambda token: None) -> None:
         self._router = router
+        self._line = line
+        #: Frames sent to those with a line, since they said Hello.
+        self._orders: dict[bytes, int] = {}
         self._waiting: dict[bytes, list[msg.Message]] = {}
         #: Tokens whose pipe was full at the last try.
         self.blocked: set[bytes] = set()
@@ -39,6 +49,10 @@ class Outbox:
             self.dropped += 1
             return
         queue.append(message)
+
+    def greet(self, token: bytes) -> None:
+        """It said Hello: its frames are numbered from 1."""
+        self._orders.pop(token, None)
 
     def touch(self, token: bytes) -> None:
         """An envelope is due although it may hold no message: its counter acknowledges."""
@@ -58,24 +72,42 @@ class Outbox:
             part = queue[:FRAME_MESSAGES]
             # Only the last frame acknowledges: what was refused must be known before what was applied.
             counter = ack if len(part) == len(queue) else 0
-            try:
-                self._router.send_multipart([token, codec.encode(counter, part)], zmq.NOBLOCK)
-            except zmq.Again:
+            if not self._send_frame(token, counter, part):
                 self.blocked.add(token)
                 return False
-            except zmq.ZMQError as error:
-                if error.errno != zmq.EHOSTUNREACH:
-                    raise
-                # No such peer now: it comes back with Hello and says what it has, or it is dead.
-                self.unreachable += 1
-                self.blocked.discard(token)
-                queue.clear()
-                return True
             sent_any = True
             del queue[: len(part)]
         self.blocked.discard(token)
         return True
 
+    def _send_frame(self, token: bytes, counter: int, part: list[msg.Message]) -> bool:
+        """False if its pipe is full now. To one who is not there the frame counts as sent."""
+        line = self._line(token)
+        order = 0 if line is None else self._orders.get(token, 0) + 1
+        frame = codec.encode(counter, part, order)
+        # The Welcome shows that ZeroMQ's way is open, too.
+        if line is not None and len(frame) <= LINE_BYTES and not isinstance(part[0] if part else None, msg.Welcome):
+            if not line.send(frame):
+                return False
+        elif not self._route(token, frame):
+            return False
+        if order:
+            self._orders[token] = order
+        return True
+
+    def _route(self, token: bytes, frame: bytes) -> bool:
+        try:
+            self._router.send_multipart([token, frame], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            # No such peer now: it comes back with Hello and says what it has, or it is dead.
+            self.unreachable += 1
+        return True
+
     def forget(self, token: bytes) -> None:
         self._waiting.pop(token, None)
+        self._orders.pop(token, None)
         self.blocked.discard(token)

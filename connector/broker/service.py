@@ -20,6 +20,7 @@ from connector.core.directory import events as ev
 from connector.core.errors import ConnectorError, ProtocolViolation, Refused
 from connector.wire import codec
 from connector.wire import messages as msg
+from connector.wire.order import InOrder
 
 log = logging.getLogger("connector.broker")
 
@@ -47,7 +48,8 @@ def settings_of(config: BrokerConfig, store: Store) -> Settings:
 class Service:
     """One broker's mind.
 
-    `send(token, message)` queues; `gone(token, applied)` says the last acknowledgement to a peer and forgets it.
+    `send(token, message)` queues; `greeted(token)` hears of a Hello before it is answered; `gone(token, applied)` says
+    the last acknowledgement to a peer and forgets it.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Service:
         config: BrokerConfig,
         store: Store,
         send: Callable[[bytes, msg.Message | None], None],
+        greeted: Callable[[bytes], None],
         gone: Callable[[bytes, int], None],
         lifeline: Callable[[bytes], Lifeline | None],
         now: Callable[[], float],
@@ -63,10 +66,12 @@ class Service:
         self.store = store
         self.directory = Directory(settings_of(config, store))
         self._send = send
+        self._greeted = greeted
         self._gone = gone
         self._lifeline = lifeline
         self._now = now
         self._session_of: dict[bytes, int] = {}
+        self._arriving: dict[bytes, InOrder] = {}
         self._token_of: dict[int, bytes] = {}
         self._next_session = 0
         self.violations = 0
@@ -80,9 +85,15 @@ class Service:
         """One frame of a client. A bad one costs its sender an error reply, nobody else anything."""
         try:
             envelope = codec.decode(data, from_broker=False, max_frame=self.config.max_request_bytes)
+            arriving = self._arriving.get(token)
+            envelopes = [envelope] if arriving is None else arriving.take(envelope)
         except ProtocolViolation as error:
             self.violation(token, error)
             return
+        for ready in envelopes:
+            self._envelope(token, ready)
+
+    def _envelope(self, token: bytes, envelope: codec.Envelope) -> None:
         session = self._session_of.get(token)
         if session is not None:
             self.apply(ev.Heard(self._now(), session, envelope.counter))
@@ -130,6 +141,9 @@ class Service:
         if hello.token != token or line is None:
             self._send(token, msg.Failure(0, ProtocolViolation("Hello without a lifeline of this token")))
             return
+        self._greeted(token)
+        if line.speaks:
+            self._arriving[token] = InOrder()
         if known is None:
             if len(self._session_of) >= self.config.max_sessions:
                 limit = self.config.max_sessions
@@ -198,6 +212,7 @@ class Service:
             token = self._token_of.pop(effect.session, None)
             if token is not None:
                 del self._session_of[token]
+                self._arriving.pop(token, None)
                 self._gone(token, effect.applied)
         elif isinstance(effect, ef.ToSession):
             token = self._token_of.get(effect.session)

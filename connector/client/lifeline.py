@@ -1,4 +1,5 @@
-"""The client's end of the lifeline, and the session lock that speaks for this process without a pidfd."""
+"""The client's end of the lifeline, which carries small frames, too, and the session lock that speaks for this process
+without a pidfd."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ import socket
 from connector.arena import locks
 from connector.core.endpoint import lifeline_path, session_lock_path
 from connector.core.errors import BrokerLost
+from connector.wire.message import SPEAKS
+from connector.wire.order import LINE_BYTES
 
 
 class Lifeline:
@@ -18,13 +21,14 @@ class Lifeline:
         """Raises BrokerLost with the path tried if no broker answers within `timeout` seconds."""
         self._lock_path = session_lock_path(run_dir, token.hex())
         self._lock_fd = -1
-        self.stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self.stream = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        self._room = bytearray(LINE_BYTES + 1)
         self.stream.settimeout(timeout)
         path = lifeline_path(run_dir)
         try:
             self.stream.connect(path)
             # Before the lock file is made: killed in between, the broker must know which file to remove.
-            self.stream.sendall(token)
+            self.stream.sendall(token + SPEAKS)
             self._lock_fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             # Whatever the umask: the broker, which may be of our group only, must be able to look at the lock.
             os.fchmod(self._lock_fd, 0o640)
@@ -39,14 +43,26 @@ class Lifeline:
             raise
         self.stream.setblocking(False)
 
-    def ended(self) -> bool:
-        """True once the broker's end is closed; call when the stream is readable."""
+    def receive(self) -> bytes | None:
+        """The next frame that is there, or None; b"" once the broker's end is closed."""
         try:
-            return self.stream.recv(16) == b""
+            count = self.stream.recv_into(self._room)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+        return bytes(memoryview(self._room)[:count])
+
+    def send(self, frame: bytes) -> bool:
+        """False if there is no room now. What cannot be sent because the broker is gone counts as sent."""
+        try:
+            self.stream.send(frame)
         except BlockingIOError:
             return False
-        except OSError:
+        except (BrokenPipeError, ConnectionResetError):
+            # The stream's end says it next.
             return True
+        return True
 
     def close(self) -> None:
         self.stream.close()

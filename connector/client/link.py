@@ -25,12 +25,13 @@ from connector.core.endpoint import socket_path
 from connector.core.errors import BrokerLost, ClientClosed, ConnectorError, ProtocolViolation
 from connector.wire import codec
 from connector.wire import messages as msg
+from connector.wire.order import LINE_BYTES, InOrder
 
 log = logging.getLogger("connector.client")
 
 #: Seconds between two tries to reach a broker.
 RETRY_FIRST, RETRY_MOST = 0.05, 0.5
-#: Milliseconds without a message after which a broker that ended has said all.
+#: Milliseconds in which a frame that a broker sent by ZeroMQ before it ended must have come.
 LAST_WORDS = 100
 #: Longest sleep of the thread.
 LONGEST = 5.0
@@ -57,13 +58,10 @@ class Waker:
             os.eventfd_write(self.fd, 1)
 
     def look(self) -> None:
-        """The thread is awake, and looks at everything from now on."""
+        """The thread is awake, and looks at everything behind this."""
+        os.eventfd_read(self.fd)
+        # After the read: a call in between would write, be read here, and the next ones would not write.
         self._raised = False
-        try:
-            os.eventfd_read(self.fd)
-        except BlockingIOError:
-            # Two wrote at once, and one of them was read before.
-            return
 
 
 class Link:
@@ -91,6 +89,9 @@ class Link:
         self._poller = zmq.Poller()
         self._poller.register(self.wake.fd, zmq.POLLIN)
         self._unsent: list[bytes] = []
+        #: Frames made since the last Hello, and those that have come.
+        self._order = 0
+        self._arriving = InOrder()
         self._retry_at = 0.0
         self._retry_after = RETRY_FIRST
         self._max_frame = codec.MAX_FRAME
@@ -133,16 +134,24 @@ class Link:
                 self.wake.look()
             elif self._dealer is not None and key is self._dealer:
                 self._receive()
-            elif self._lifeline is not None and self._lifeline.ended():
+            elif self._lifeline is not None:
+                self._listen(self._lifeline)
+
+    def _listen(self, lifeline: Lifeline) -> None:
+        """What has come over the lifeline."""
+        for _ in range(256):
+            frame = lifeline.receive()
+            if frame is None:
+                return
+            if not frame:
                 self._hear_last_words()
                 self._lost("its process has ended")
+                return
+            self._take(frame)
 
     def _hear_last_words(self) -> None:
-        """What the broker said before it ended the lifeline: ZeroMQ's thread may still be bringing it.
-
-        After a good-bye the acknowledgements are all that is waited for.
-        """
-        while self._dealer is not None and not self._said_all() and self._dealer.poll(LAST_WORDS):
+        """What the broker said before it ended the lifeline: ZeroMQ's thread may still be bringing a large frame."""
+        while self._dealer is not None and self._dealer.poll(LAST_WORDS if self._arriving.waits else 0):
             self._receive()
 
     def _said_all(self) -> bool:
@@ -169,11 +178,15 @@ class Link:
                 frame = self._dealer.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            try:
-                envelope = codec.decode(frame, from_broker=True, max_frame=64 << 20)
-            except ProtocolViolation as error:
-                log.error("the broker sent what cannot be read: %s", error)
-                continue
+            self._take(frame)
+
+    def _take(self, frame: bytes) -> None:
+        try:
+            envelopes = self._arriving.take(codec.decode(frame, from_broker=True, max_frame=64 << 20))
+        except ProtocolViolation as error:
+            log.error("the broker sent what cannot be read: %s", error)
+            return
+        for envelope in envelopes:
             self.session.receive(envelope)
 
     def _send(self) -> None:
@@ -194,18 +207,27 @@ class Link:
         for message in messages:
             weight = sum(len(m.manifest) for m in message.members) if isinstance(message, msg.Seal) else 0
             if part and (size + weight > FRAME_BYTES or len(part) >= FRAME_MESSAGES):
-                frames.append(codec.encode(self.session.seen, part))
+                frames.append(self._frame(part))
                 part, size = [], 0
             part.append(message)
             size += weight
-        return [*frames, codec.encode(self.session.seen, part)] if part else frames
+        return [*frames, self._frame(part)] if part else frames
+
+    def _frame(self, messages: list[msg.Message]) -> bytes:
+        self._order += 1
+        return codec.encode(self.session.seen, messages, self._order)
 
     def _push(self) -> None:
-        while self._unsent and self._dealer is not None:
-            try:
-                self._dealer.send(self._unsent[0], zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        while self._unsent and self._dealer is not None and self._lifeline is not None:
+            frame = self._unsent[0]
+            if len(frame) <= LINE_BYTES:
+                if not self._lifeline.send(frame):
+                    return
+            else:
+                try:
+                    self._dealer.send(frame, zmq.NOBLOCK)
+                except zmq.Again:
+                    return
             del self._unsent[0]
 
     # -- up and down ------------------------------------------------------------------------------
@@ -233,6 +255,7 @@ class Link:
 
     def _connect(self) -> None:
         check_descriptors(self.session.tried)
+        self._order, self._arriving = 0, InOrder()
         self._lifeline = Lifeline(self.run_dir, self.token, timeout=2.0)
         dealer = self._dealer = self._context.socket(zmq.DEALER)
         dealer.set(zmq.ROUTING_ID, self.token)
@@ -259,7 +282,7 @@ class Link:
         """The broker's answer to Hello, and what came after it in the same frame or behind."""
         if not dealer.poll(5000):
             raise BrokerLost("the broker took the lifeline but does not answer", path=self.session.tried)
-        envelope = codec.decode(dealer.recv(), from_broker=True)
+        (envelope,) = self._arriving.take(codec.decode(dealer.recv(), from_broker=True))
         for place, message in enumerate(envelope.messages):
             if isinstance(message, msg.Welcome):
                 return message, [codec.Envelope(envelope.counter, envelope.messages[place + 1 :])]

@@ -1,7 +1,8 @@
 """Bytes to messages and back. Any bytes give an envelope or ProtocolViolation, nothing else.
 
-A frame is one msgpack array `[version, counter, [[code, field, …], …]]`. The counter is, from a client,
-the last notice that it has processed; from the broker, the count of numbered messages applied.
+A frame is one msgpack array `[version, counter, [[code, field, …], …]]`, or with an `order` behind it. The counter
+is, from a client, the last notice that it has processed; from the broker, the count of numbered messages applied. The
+order numbers the frames of one direction where they come by two ways (order.py).
 """
 
 from __future__ import annotations
@@ -24,13 +25,16 @@ MAX_MESSAGES = 10_000
 class Envelope(NamedTuple):
     counter: int
     messages: list[Message]
+    #: Place among the frames of its direction, from 1; 0: it comes by the only way there is.
+    order: int = 0
 
 
-def encode(counter: int, messages: Iterable[Message]) -> bytes:
+def encode(counter: int, messages: Iterable[Message], order: int = 0) -> bytes:
     """One frame. The messages are ours: a field that does not pack is a bug and raises TypeError."""
-    packed = msgpack.packb(
-        [VERSION, counter, [_fields(message) for message in messages]], use_bin_type=True, default=_default
-    )
+    value = [VERSION, counter, [_fields(message) for message in messages]]
+    if order:
+        value.append(order)
+    packed = msgpack.packb(value, use_bin_type=True, default=_default)
     assert isinstance(packed, bytes)
     return packed
 
@@ -50,16 +54,19 @@ def decode(frame: bytes, from_broker: bool, max_frame: int = MAX_FRAME) -> Envel
     if len(frame) > max_frame:
         raise ProtocolViolation("the frame is too large", size=len(frame), limit=max_frame)
     value = _unpack(frame)
-    if type(value) is not list or len(value) != 3 or type(value[0]) is not int:
+    if type(value) is not list or len(value) not in (3, 4) or type(value[0]) is not int:
         raise ProtocolViolation("the frame is not an envelope", size=len(frame))
-    version, counter, raw = value
+    version, counter, raw, *place = value
     if version != VERSION:
         raise ProtocolViolation("another version of the protocol", version=version, expected=VERSION)
     if type(counter) is not int or not 0 <= counter <= MAX_WORD:
         raise ProtocolViolation("the envelope's counter is no count", counter=_told(counter), limit=MAX_WORD)
     if type(raw) is not list or len(raw) > MAX_MESSAGES:
         raise ProtocolViolation("the envelope's messages are not a list", limit=MAX_MESSAGES)
-    return Envelope(counter, [_message(item, from_broker) for item in raw])
+    order = place[0] if place else 0
+    if type(order) is not int or not 0 <= order <= MAX_WORD:
+        raise ProtocolViolation("the envelope's order is no count", order=_told(order), limit=MAX_WORD)
+    return Envelope(counter, [_message(item, from_broker) for item in raw], order)
 
 
 def _unpack(frame: bytes) -> Any:

@@ -130,7 +130,7 @@ class Peer:
 
 
 def open_lifeline(run_dir: str) -> socket.socket:
-    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    stream = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         # Blocking: with a timeout, a full queue of newcomers is an error at once instead of a wait.
         stream.connect(f"{run_dir}/lifeline.sock")

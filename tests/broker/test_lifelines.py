@@ -127,7 +127,8 @@ def test_only_our_user_and_root_are_let_in_without_a_group(start: Callable[..., 
         os.chmod(folder, 0o755)
     os.chmod(running.path("lifeline.sock"), 0o777)
     script = (
-        "import os, socket, sys; os.setgid(65534); os.setuid(65534); s = socket.socket(socket.AF_UNIX);"
+        "import os, socket, sys; os.setgid(65534); os.setuid(65534);"
+        "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET);"
         "s.connect(sys.argv[1]); s.settimeout(60); print(s.recv(1))"
     )
     path = str(running.path("lifeline.sock"))

@@ -50,11 +50,11 @@ def test_a_stream_that_ended_is_no_death_while_the_lock_is_held(monkeypatch: pyt
     monkeypatch.setattr(lifeline, "_pidfd", lambda stream, pid: -1)
     with tempfile.TemporaryDirectory(prefix="tc-", dir="/tmp") as folder:
         run_dir = RunDir(folder + "/run", None)
-        lines = Lifelines(run_dir, allow=frozenset({os.geteuid()}))
+        lines = Lifelines(run_dir, frozenset({os.geteuid()}), lambda token, frame: None)
         lock = os.open(session_lock_path(run_dir.path, TOKEN.hex()), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             assert locks.take(lock)
-            with socket.socket(socket.AF_UNIX) as stream:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stream:
                 stream.connect(lifeline_path(run_dir.path))
                 stream.sendall(TOKEN)
                 # The first look accepts, the second reads the token.
@@ -83,7 +83,9 @@ class Serving:
         self.said: list[msg.Message | None] = []
         line = lifeline.Lifeline(stream, os.getpid(), os.geteuid(), -1, TOKEN) if vouched else None
         settings = config.load(None, {}, {"run_dir": run_dir.path, "pool": "1MiB"}).config
-        self.service = Service(settings, self.store, self._send, self._gone, lambda _: line, time.monotonic)
+        self.service = Service(
+            settings, self.store, self._send, lambda _: None, self._gone, lambda _: line, time.monotonic
+        )
 
     def _send(self, token: bytes, message: msg.Message | None) -> None:
         self.said.append(message)

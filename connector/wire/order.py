@@ -1,0 +1,49 @@
+"""Frames of one direction that come by two ways, put in the order in which they were sent.
+
+Small frames go over the lifeline, a socket that takes one system call and wakes nobody in between; large ones over
+ZeroMQ. Neither loses a frame while it is connected, so what is missing is on its way.
+"""
+
+from __future__ import annotations
+
+from connector.core.errors import ProtocolViolation
+from connector.wire.codec import Envelope
+
+#: Largest frame that the lifeline carries, in bytes: a third of what a socket buffers by default.
+LINE_BYTES = 64 << 10
+#: Frames that may wait for one before them.
+MOST_EARLY = 4096
+
+
+class InOrder:
+    """One direction of one connection."""
+
+    def __init__(self) -> None:
+        self._next = 1
+        self._early: dict[int, Envelope] = {}
+
+    @property
+    def waits(self) -> bool:
+        """Whether something came that waits for what was sent before it."""
+        return bool(self._early)
+
+    def take(self, envelope: Envelope) -> list[Envelope]:
+        """What can be read now. A frame without an order is read as it comes.
+
+        ProtocolViolation: a frame that was read before, or too many that wait.
+        """
+        if not envelope.order:
+            return [envelope]
+        if envelope.order < self._next or envelope.order in self._early:
+            raise ProtocolViolation("a frame came twice", order=envelope.order, expected=self._next)
+        if envelope.order == self._next and not self._early:
+            self._next += 1
+            return [envelope]
+        self._early[envelope.order] = envelope
+        ready: list[Envelope] = []
+        while self._next in self._early:
+            ready.append(self._early.pop(self._next))
+            self._next += 1
+        if len(self._early) > MOST_EARLY:
+            raise ProtocolViolation("a frame is missing", expected=self._next, size=len(self._early), limit=MOST_EARLY)
+        return ready
