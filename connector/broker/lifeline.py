@@ -91,27 +91,30 @@ class Lifelines:
         self._doubtful: dict[bytes, Lifeline] = {}
         #: Connections without a token yet, oldest first.
         self._silent: dict[int, Lifeline] = {}
+        self.woken: set[int] = set()
         self.refused = 0
         self._paused = False
-
-    def fileno(self) -> int:
-        return self._epoll.fileno()
 
     def find(self, token: bytes) -> Lifeline | None:
         return self._by_token.get(token)
 
     def watch(self, fd: int) -> None:
-        """Let the loop wake for another descriptor (the signal pipe)."""
+        """Let the loop wake for another descriptor."""
         self._epoll.register(fd, select.EPOLLIN)
 
-    def poll(self) -> Iterator[tuple[bytes, str]]:
-        """(token, how) of each process proven dead. Accepts newcomers on the way."""
-        for fd, _ in self._epoll.poll(0):
-            if fd == self._listener.fileno():
-                self._accept()
-            elif fd in self._by_fd:
+    def poll(self, timeout: float = 0.0) -> Iterator[tuple[bytes, str]]:
+        """Wait up to `timeout` seconds; (token, how) of each process proven dead. Lets newcomers in and hears frames on
+        the way. `woken`: the watched descriptors that are ready."""
+        self.woken.clear()
+        for fd, _ in self._epoll.poll(timeout):
+            if fd in self._by_fd:
                 yield from self._look(fd, self._by_fd[fd])
-        yield from self.doubtful()
+            elif fd == self._listener.fileno():
+                self._accept()
+            else:
+                self.woken.add(fd)
+        if self._doubtful:
+            yield from self.doubtful()
 
     def doubtful(self) -> Iterator[tuple[bytes, str]]:
         """Those whose stream ended: over once their lock is free."""

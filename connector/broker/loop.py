@@ -27,6 +27,8 @@ log = logging.getLogger("connector.broker")
 TURN = 256
 #: Times the largest request that is read whole, to be refused with an answer.
 OVERSIZE = 4
+#: Seconds that an acknowledgement which nobody waits for may wait for other words to the same session.
+ACK_AFTER = 0.02
 #: Seconds between two looks at a full pipe.
 RETRY = 0.02
 #: Longest sleep; a doubtful death is looked at again after it.
@@ -54,10 +56,20 @@ class Broker:
             undo.pop_all()
         self.outbox = Outbox(self._router, self._line)
         self.service = Service(
-            config, self.store, self._queue, self.outbox.greet, self._forget, self.lifelines.find, time.monotonic
+            config,
+            self.store,
+            self._queue,
+            self.outbox.owe,
+            self.outbox.greet,
+            self._forget,
+            self.lifelines.find,
+            time.monotonic,
         )
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.lifelines.watch(self._wake_r)
+        self.lifelines.watch(self._router.FD)
+        #: When acknowledgements that wait for company go alone.
+        self._pay_at: float | None = None
         self.service.shell = self._statistics
         self._stopping = False
         #: Times that the loop woke.
@@ -81,9 +93,6 @@ class Broker:
 
     def serve(self, ready: Callable[[], None] | None = None) -> None:
         """Serve until told to stop; then tell everybody, and remove arena and run directory."""
-        poller = zmq.Poller()
-        poller.register(self._router, zmq.POLLIN)
-        poller.register(self.lifelines.fileno(), zmq.POLLIN)
         log.info(
             "serving", extra={"facts": {"run_dir": self.config.run_dir, "pool": self.config.pool, "pid": os.getpid()}}
         )
@@ -91,18 +100,22 @@ class Broker:
             ready()
         try:
             while not self._stopping:
-                happened = dict(poller.poll(self._patience()))
-                self._turn(happened)
+                self._turn()
         finally:
             self._close()
 
-    def _patience(self) -> int:
-        """Milliseconds to the next thing that is due."""
+    def _patience(self) -> float:
+        """Seconds to the next thing that is due."""
+        if self._router.get(zmq.EVENTS) & zmq.POLLIN:
+            # Its descriptor speaks once: what came while something was sent is here already.
+            return 0.0
         deadline = self.service.directory.next_deadline()
-        wait = LONGEST if deadline is None else min(max(deadline - time.monotonic(), 0.0), LONGEST)
+        wait = LONGEST if deadline is None else min(deadline - time.monotonic(), LONGEST)
         if self.outbox.blocked:
             wait = min(wait, RETRY)
-        return int(wait * 1000) + (wait > 0)
+        if self._pay_at is not None:
+            wait = min(wait, self._pay_at - time.monotonic())
+        return max(wait, 0.0)
 
     def _statistics(self) -> dict[str, int]:
         """What is counted beside the directory and the service."""
@@ -114,22 +127,36 @@ class Broker:
             "lifelines_refused": self.lifelines.refused,
         }
 
-    def _turn(self, happened: dict[object, int]) -> None:
+    def _turn(self) -> None:
         self.turns += 1
         try:
-            if self._router in happened:
-                self._take_frames()
-            self._drain_wake()
-            for token, how in self.lifelines.poll():
+            dead = list(self.lifelines.poll(self._patience()))
+            self._take_frames()
+            if self._wake_r in self.lifelines.woken:
+                self._drain_wake()
+            for token, how in dead:
                 self.service.died(token, how)
             self.service.tick()
+            self._pay()
             self.outbox.flush(self.service.ack_of)
         except Exception:
             # The loop's door: a bug must not take the node down, and must not be quiet.
             log.exception("the broker's loop met a bug and goes on")
 
+    def _pay(self) -> None:
+        """Acknowledgements that nobody asked for wait a while for company."""
+        if not self.outbox.owed:
+            self._pay_at = None
+        elif self._pay_at is None:
+            self._pay_at = time.monotonic() + ACK_AFTER
+        elif self._pay_at <= time.monotonic():
+            self._pay_at = None
+            self.outbox.pay()
+
     def _take_frames(self) -> None:
         for _ in range(TURN):
+            if not self._router.get(zmq.EVENTS) & zmq.POLLIN:
+                return
             try:
                 parts = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:

@@ -40,6 +40,8 @@ class Outbox:
         self._waiting: dict[bytes, list[msg.Message]] = {}
         #: Tokens whose pipe was full at the last try.
         self.blocked: set[bytes] = set()
+        #: Tokens that wait for an acknowledgement, and nothing else.
+        self.owed: set[bytes] = set()
         self.dropped = 0
         self.unreachable = 0
 
@@ -54,6 +56,15 @@ class Outbox:
         """It said Hello: its frames are numbered from 1."""
         self._orders.pop(token, None)
 
+    def owe(self, token: bytes) -> None:
+        """Its acknowledgement may wait for the next message to it, or for the next `pay`."""
+        self.owed.add(token)
+
+    def pay(self) -> None:
+        """The acknowledgements that are owed go with the next flush."""
+        for token in self.owed:
+            self.touch(token)
+
     def touch(self, token: bytes) -> None:
         """An envelope is due although it may hold no message: its counter acknowledges."""
         self._waiting.setdefault(token, [])
@@ -64,6 +75,7 @@ class Outbox:
             queue = self._waiting.get(token)
             if queue is not None and self._send(token, queue, ack_of(token)):
                 del self._waiting[token]
+                self.owed.discard(token)
 
     def _send(self, token: bytes, queue: list[msg.Message], ack: int) -> bool:
         """True if nothing is left to send."""
@@ -110,4 +122,5 @@ class Outbox:
     def forget(self, token: bytes) -> None:
         self._waiting.pop(token, None)
         self._orders.pop(token, None)
+        self.owed.discard(token)
         self.blocked.discard(token)

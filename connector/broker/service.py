@@ -48,7 +48,7 @@ def settings_of(config: BrokerConfig, store: Store) -> Settings:
 class Service:
     """One broker's mind.
 
-    `send(token, message)` queues; `greeted(token)` hears of a Hello before it is answered; `gone(token, applied)` says
+    `send(token, message)` queues, None an acknowledgement; `owe(token)` says that one may come later; `greeted(token)` hears of a Hello before it is answered; `gone(token, applied)` says
     the last acknowledgement to a peer and forgets it.
     """
 
@@ -57,6 +57,7 @@ class Service:
         config: BrokerConfig,
         store: Store,
         send: Callable[[bytes, msg.Message | None], None],
+        owe: Callable[[bytes], None],
         greeted: Callable[[bytes], None],
         gone: Callable[[bytes, int], None],
         lifeline: Callable[[bytes], Lifeline | None],
@@ -66,6 +67,7 @@ class Service:
         self.store = store
         self.directory = Directory(settings_of(config, store))
         self._send = send
+        self._owe = owe
         self._greeted = greeted
         self._gone = gone
         self._lifeline = lifeline
@@ -123,7 +125,10 @@ class Service:
         make = translate.TO_EVENT.get(type(message))
         if make is not None:
             self.apply(make(self._now(), session, message))
-        elif not isinstance(message, msg.Pong):
+        elif isinstance(message, msg.Pong):
+            # Who asks for it, waits for it.
+            self._send(token, None)
+        else:
             self._send(token, self._answer(message))
 
     def _answer(self, message: msg.Message) -> msg.Message:
@@ -221,7 +226,7 @@ class Service:
 
     def _emit(self, token: bytes, effect: ef.ToSession) -> None:
         if isinstance(effect, ef.Acked):
-            self._send(token, None)
+            self._owe(token)
         elif isinstance(effect, ef.Deliver):
             for message in translate.deliveries(effect):
                 self._send(token, message)

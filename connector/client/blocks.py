@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from connector.arena.arena import Arena
 from connector.core.names import Handle
 
-#: Most blocks of one class reserved ahead.
+#: Most blocks of one class reserved ahead; and how many at first, of classes up to SMALL bytes and of others.
 MOST_AHEAD = 32
+FIRST_SMALL, FIRST, SMALL = 8, 2, 64 << 10
 #: Seconds without use after which a class's blocks go back.
 IDLE = 5.0
 #: Up to here classes are a quarter of a power of two apart, above a sixteenth.
@@ -64,7 +65,7 @@ class BlockCache:
             block = shelf.blocks.popleft()
             self.bytes -= block.length
             return block
-        shelf.want = min(max(2 * shelf.want, 2), MOST_AHEAD)
+        shelf.want = min(max(2 * shelf.want, FIRST_SMALL if size <= SMALL else FIRST), MOST_AHEAD)
         return None
 
     def to_ask(self, size: int) -> int:

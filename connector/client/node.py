@@ -156,6 +156,8 @@ class NodeBase:
         with session.lock:
             marker = session.wait_here(timeout, False)
             session.flush_marks.append(marker)
+            # Asks for the acknowledgement at once.
+            session.post(msg.Pong())
         self._link.wake()
         came = yield marker.future
         if came is False:

@@ -75,6 +75,10 @@ def test_a_forked_child_is_refused() -> None:
     assert done.stdout == "7\n", done.stderr
 
 
+def nothing(token: bytes) -> None:
+    return
+
+
 class Serving:
     """A service without its sockets: `said` is what it answered to whoever spoke. `vouched`: a lifeline stands."""
 
@@ -84,7 +88,7 @@ class Serving:
         line = lifeline.Lifeline(stream, os.getpid(), os.geteuid(), -1, TOKEN) if vouched else None
         settings = config.load(None, {}, {"run_dir": run_dir.path, "pool": "1MiB"}).config
         self.service = Service(
-            settings, self.store, self._send, lambda _: None, self._gone, lambda _: line, time.monotonic
+            settings, self.store, self._send, nothing, nothing, self._gone, lambda _: line, time.monotonic
         )
 
     def _send(self, token: bytes, message: msg.Message | None) -> None:

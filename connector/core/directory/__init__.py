@@ -88,10 +88,13 @@ class Directory:
         if state.room_changed:
             room.serve(state)
         # An abort is told before what it lets through.
-        sessions.send_notices(state)
-        delivery.pump(state)
-        for number in list(state.closing):
-            sessions.expel_if_done(state, state.sessions[number])
+        if state.unheard:
+            sessions.send_notices(state)
+        if state.touched:
+            delivery.pump(state)
+        if state.closing:
+            for number in list(state.closing):
+                sessions.expel_if_done(state, state.sessions[number])
         out, state.out = state.out, []
         return out
 
