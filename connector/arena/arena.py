@@ -41,18 +41,15 @@ def uuid_words(uuid: str) -> tuple[int, int]:
 class Arena:
     """A mapped ARENA. uuid: 32 hex digits; size: bytes for blocks; data_begin: where they begin."""
 
-    __slots__ = ("data_begin", "segment", "size", "uuid")
+    __slots__ = ("data_begin", "end", "segment", "size", "uuid")
 
     def __init__(self, segment: Segment, uuid: str, size: int) -> None:
         self.segment = segment
         self.uuid = uuid
         self.size = size
         self.data_begin = DATA_BEGIN
-
-    @property
-    def end(self) -> int:
-        """Where blocks end, in bytes from the segment's start."""
-        return self.data_begin + self.size
+        #: Where blocks end, in bytes from the segment's start.
+        self.end = DATA_BEGIN + size
 
     @property
     def readonly(self) -> bool:

@@ -71,7 +71,8 @@ def _described(key: str, tensor: object) -> TensorSpec:
         raise _unsupported(key, tensor, "this dtype, layout or device is not carried")
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         raise _unsupported(key, tensor, "a tensor inside a functorch transform has no bytes of its own")
-    return TensorSpec(key, dtype, tuple(tensor.shape))
+    # As TensorSpec(...) makes it, without the call: this is done for every tensor of every chunk.
+    return tuple.__new__(TensorSpec, (key, dtype, tuple(tensor.shape)))
 
 
 def specs_of(payload: object) -> tuple[TensorSpec, ...]:
@@ -84,7 +85,7 @@ def specs_of(payload: object) -> tuple[TensorSpec, ...]:
 
 def described(payload: object) -> tuple[TensorSpec, ...]:
     """specs_of without check_specs, for those who know these specs already. Keys may be of any type."""
-    if not isinstance(payload, Mapping):
+    if type(payload) is not dict and not isinstance(payload, Mapping):
         raise InvalidPayload(f"a payload is a dict[str, Tensor], not {type(payload).__name__}")
     return tuple([_described(key, tensor) for key, tensor in payload.items()])
 

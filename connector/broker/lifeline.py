@@ -185,10 +185,10 @@ class Lifelines:
         if fd == line.pidfd:
             self._epoll.unregister(fd)
             del self._by_fd[fd]
-            self._doubtful.pop(line.token, None)
             # Its last words come first.
             while not line.ended and self._read(line):
                 continue
+            self._doubtful.pop(line.token, None)
             yield line.token, f"pid {line.pid}: process ended"
             return
         for _ in range(TURN):

@@ -106,7 +106,7 @@ class Broker:
 
     def _patience(self) -> float:
         """Seconds to the next thing that is due."""
-        if self._router.get(zmq.EVENTS) & zmq.POLLIN:
+        if self._has_frames():
             # Its descriptor speaks once: what came while something was sent is here already.
             return 0.0
         deadline = self.service.directory.next_deadline()
@@ -153,9 +153,12 @@ class Broker:
             self._pay_at = None
             self.outbox.pay()
 
+    def _has_frames(self) -> bool:
+        return bool(int(self._router.get(zmq.EVENTS)) & zmq.POLLIN)
+
     def _take_frames(self) -> None:
         for _ in range(TURN):
-            if not self._router.get(zmq.EVENTS) & zmq.POLLIN:
+            if not self._has_frames():
                 return
             try:
                 parts = self._router.recv_multipart(zmq.NOBLOCK)
@@ -182,6 +185,8 @@ class Broker:
             self.outbox.put(token, message)
 
     def _forget(self, token: bytes, applied: int) -> None:
+        if token in self.outbox.owed:
+            self.outbox.touch(token)
         self.outbox.flush(lambda _: applied, [token])
         self.outbox.forget(token)
         self.lifelines.forget(token)

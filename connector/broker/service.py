@@ -48,8 +48,9 @@ def settings_of(config: BrokerConfig, store: Store) -> Settings:
 class Service:
     """One broker's mind.
 
-    `send(token, message)` queues, None an acknowledgement; `owe(token)` says that one may come later; `greeted(token)` hears of a Hello before it is answered; `gone(token, applied)` says
-    the last acknowledgement to a peer and forgets it.
+    `send(token, message)` queues, None an acknowledgement; `owe(token)` says that one may come later;
+    `greeted(token)` hears of a Hello before it is answered; `gone(token, applied)` says the last acknowledgement to a
+    peer and forgets it.
     """
 
     def __init__(

@@ -59,7 +59,9 @@ class BlockCache:
 
     def pop(self, size: int, now: float) -> ReservedBlock | None:
         """A block of the class, if one is at hand; a miss makes the class want more."""
-        shelf = self._shelves.setdefault(size, _Shelf())
+        shelf = self._shelves.get(size)
+        if shelf is None:
+            shelf = self._shelves[size] = _Shelf()
         shelf.used = now
         if shelf.blocks:
             block = shelf.blocks.popleft()
@@ -71,9 +73,11 @@ class BlockCache:
     def to_ask(self, size: int) -> int:
         """How many to ask for now, after a pop: half of what is wanted may be missing."""
         shelf = self._shelves[size]
-        room = (self.limit // 2 - self.bytes) // size if self.limit else 0
         missing = shelf.want - len(shelf.blocks) - shelf.asked
-        if missing < max(shelf.want // 2, 1) or room <= 0:
+        if missing < max(shelf.want // 2, 1):
+            return 0
+        room = (self.limit // 2 - self.bytes) // size if self.limit else 0
+        if room <= 0:
             return 0
         count = min(missing, room)
         shelf.asked += count

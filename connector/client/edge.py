@@ -34,6 +34,7 @@ class EdgeVerbs:
 
     def __init__(self, node: NodeBase, name: EdgeName, reader: int, readers: int, resume: bool) -> None:
         self._node = node
+        self._session: Session = node.session
         self.name = name
         self.readers = readers
         self.channel = node.channel(name, reader, readers, resume)
@@ -42,10 +43,6 @@ class EdgeVerbs:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
-
-    @property
-    def _session(self) -> Session:
-        return self._node.session
 
     def _put(
         self,
@@ -78,7 +75,8 @@ class EdgeVerbs:
         names.check_rid(rid)
         names.check_number(attempt, "attempt", names.MAX_INDEX)
         count = self.readers if readers is None else names.check_number(readers, "readers", names.MAX_READERS, 1)
-        return Item(rid, payload, index, flags, attempt, count)
+        # As Item(...) makes it, without the call: this is done for every chunk.
+        return tuple.__new__(Item, (rid, payload, index, flags, attempt, count))
 
     def _put_many(
         self,

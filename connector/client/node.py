@@ -35,6 +35,7 @@ class NodeBase:
 
     def __init__(self, link: Link, broker: EmbeddedBroker | None) -> None:
         self._link = link
+        self.session: Session = link.session
         self._broker = broker
         self._pid = os.getpid()
         #: Seconds to wait for the broker's answer to a question.
@@ -46,10 +47,6 @@ class NodeBase:
         session = self.session
         state = "closed" if session.closed else "up" if session.up else "away"
         return f"<{type(self).__name__} {session.stage!r} session={session.number} {state} at {self.endpoint}>"
-
-    @property
-    def session(self) -> Session:
-        return self._link.session
 
     @property
     def endpoint(self) -> str:

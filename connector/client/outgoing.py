@@ -92,6 +92,9 @@ class OutStream:
         return index < self.low or index in self.above
 
     def note(self, index: int) -> None:
+        if index == self.low and not self.above:
+            self.low += 1
+            return
         self.above.add(index)
         while self.low in self.above:
             self.above.discard(self.low)

@@ -165,7 +165,8 @@ def _seal(session: Session, edge: Edge, items: Sequence[Item], plan: _Plan, bloc
         if item.index is None and item.rid in placed:
             index = placed[item.rid]
         placed[item.rid] = index + 1
-        members.append(Member(item.rid, index, item.attempt, item.flags, item.readers, laid.packed, laid.nbytes))
+        member = (item.rid, index, item.attempt, item.flags, item.readers, laid.packed, laid.nbytes)
+        members.append(tuple.__new__(Member, member))
         tickets.append(Ticket(edge, item.rid, index))
     meta = pack_meta(edge, members)
     offset, generation = block.handle

@@ -60,7 +60,7 @@ def check_text(text: object, what: str, limit: int) -> str:
     if not isinstance(text, str):
         raise InvalidPayload(f"{what} must be a str, not {type(text).__name__}", **{what: repr(text)[:80]})
     try:
-        size = len(text.encode())
+        size = len(text) if text.isascii() else len(text.encode())
     except UnicodeEncodeError:
         told = {what: ascii(text)[:80]}
         raise InvalidPayload(f"{what} holds a lone surrogate: it has no UTF-8 form", **told) from None

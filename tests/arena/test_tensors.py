@@ -173,12 +173,12 @@ def test_inference_mode_and_another_default_device_change_nothing(arena: Arena) 
 
 def test_specs_say_key_dtype_and_shape_in_order() -> None:
     payload = {"b": torch.zeros(2, 3, dtype=torch.bfloat16), "a": torch.tensor(True), "": torch.empty(0, 4)}
-    assert specs_of(payload) == [
+    assert specs_of(payload) == (
         TensorSpec("b", "bfloat16", (2, 3)),
         TensorSpec("a", "bool", ()),
         TensorSpec("", "float32", (0, 4)),
-    ]
-    assert specs_of({}) == []
+    )
+    assert specs_of({}) == ()
 
 
 # --- copies -----------------------------------------------------------------------------------

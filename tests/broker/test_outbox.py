@@ -13,6 +13,7 @@ from connector.broker.outbox import FRAME_MESSAGES, MOST_WAITING, Outbox
 from connector.core.names import Edge
 from connector.wire import codec
 from connector.wire import messages as msg
+from connector.wire.order import LINE_BYTES
 
 A, B = b"a" * 16, b"b" * 16
 
@@ -236,3 +237,80 @@ def test_answers_that_a_peer_does_not_read_are_cut_and_counted(
             answers += [m.request for m in client.hear() if isinstance(m, msg.Failure)]
         assert answers == sorted(set(answers))
         assert len(answers) + witness.status()["answers_dropped"] == asked
+
+
+class Line:
+    """A lifeline that takes `room` frames."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.sent: list[codec.Envelope] = []
+
+    def send(self, frame: bytes) -> bool:
+        if not self.room:
+            return False
+        self.room -= 1
+        self.sent.append(codec.decode(frame, from_broker=True))
+        return True
+
+
+def lined(router: Router, line: Line) -> Outbox:
+    return Outbox(router, lambda token: line if token == A else None)  # type: ignore[arg-type]
+
+
+def large(number: int) -> msg.Message:
+    return msg.Answer(number, {"text": "x" * LINE_BYTES})
+
+
+def test_small_frames_go_over_the_line_and_large_ones_by_the_router_numbered_together() -> None:
+    router, line = Router(a=9, b=9), Line(9)
+    box = lined(router, line)
+    for message in (msg.Ping(), large(1), msg.Recall()):
+        box.put(A, message)
+        box.put(B, message)
+        box.flush(acks({}))
+    assert [(envelope.order, type(envelope.messages[0])) for envelope in line.sent] == [(1, msg.Ping), (3, msg.Recall)]
+    assert [(to, envelope.order) for to, envelope in router.sent] == [(B, 0), (A, 2), (B, 0), (B, 0)]
+
+
+def test_a_full_line_keeps_its_frames_in_order_for_the_next_flush() -> None:
+    router, line = Router(a=9), Line(1)
+    box = lined(router, line)
+    for message in (msg.Ping(), msg.Resend(1), msg.Resend(2)):
+        box.put(A, message)
+        box.flush(acks({A: 5}))
+    assert box.blocked == {A} and not router.sent
+    line.room = 9
+    box.flush(acks({A: 5}))
+    assert [(envelope.order, envelope.messages) for envelope in line.sent] == [
+        (1, [msg.Ping()]),
+        (2, [msg.Resend(1), msg.Resend(2)]),
+    ]
+    assert not box.blocked
+
+
+def test_a_hello_begins_the_numbers_anew() -> None:
+    line = Line(9)
+    box = lined(Router(a=9), line)
+    for _ in range(2):
+        box.put(A, msg.Ping())
+        box.flush(acks({}))
+    box.greet(A)
+    box.put(A, msg.Ping())
+    box.flush(acks({}))
+    assert [envelope.order for envelope in line.sent] == [1, 2, 1]
+
+
+def test_an_owed_acknowledgement_goes_with_the_next_message_or_when_it_is_paid() -> None:
+    router = Router(a=9, b=9)
+    box = outbox(router)
+    box.owe(A)
+    box.owe(B)
+    box.flush(acks({A: 1, B: 1}))
+    assert not router.sent and box.owed == {A, B}
+    box.put(A, msg.Ping())
+    box.flush(acks({A: 2, B: 2}))
+    assert router.sent == [(A, codec.Envelope(2, [msg.Ping()]))] and box.owed == {B}
+    box.pay()
+    box.flush(acks({A: 3, B: 3}))
+    assert router.sent[1:] == [(B, codec.Envelope(3, []))] and not box.owed

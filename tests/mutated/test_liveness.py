@@ -26,6 +26,7 @@ from connector.core.names import Edge
 from connector.wire import codec
 from connector.wire import messages as msg
 from connector.wire.manifest import pack_meta
+from connector.wire.message import SPEAKS
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = bytes(range(16))
@@ -65,6 +66,35 @@ def test_a_stream_that_ended_is_no_death_while_the_lock_is_held(monkeypatch: pyt
             assert [token for token, _ in lines.poll()] == [TOKEN]
         finally:
             os.close(lock)
+            lines.close()
+            run_dir.remove_contents()
+
+
+def test_what_a_process_said_before_its_death_is_heard_first() -> None:
+    """More than one turn reads of a lifeline: the rest lies there when the kernel tells of the death."""
+    frames = [b"%d" % number for number in range(2 * lifeline.TURN)]
+    heard: list[bytes] = []
+    with tempfile.TemporaryDirectory(prefix="tc-", dir="/tmp") as folder:
+        run_dir = RunDir(folder + "/run", None)
+        lines = Lifelines(run_dir, frozenset({os.geteuid()}), lambda token, frame: heard.append(frame))
+        try:
+            child = os.fork()
+            if child == 0:
+                stream = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                stream.connect(lifeline_path(run_dir.path))
+                stream.send(TOKEN + SPEAKS)
+                stream.recv(1)
+                for frame in frames:
+                    stream.send(frame)
+                os._exit(0)
+            while lines.find(TOKEN) is None:
+                assert list(lines.poll(60.0)) == []
+            os.waitpid(child, 0)
+            dead: list[tuple[bytes, str]] = []
+            while not dead:
+                dead = list(lines.poll(60.0))
+            assert heard == frames and [token for token, _ in dead] == [TOKEN]
+        finally:
             lines.close()
             run_dir.remove_contents()
 
