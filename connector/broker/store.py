@@ -12,7 +12,7 @@ from connector.arena.prefault import Prefault
 from connector.arena.segment import SHM_DIR
 from connector.arena.table import Table
 from connector.broker.rundir import RunDir
-from connector.core.directory.effects import Effect, FreeEntry, RaiseCeiling, WriteEntry
+from connector.core.directory.effects import Effect, FreeEntry, RaiseCeiling, ToSession, WriteEntry
 
 
 class Store:
@@ -36,6 +36,8 @@ class Store:
 
     def perform(self, effect: Effect) -> bool:
         """Apply an effect on shared memory, body before word; False if it is none of these."""
+        if isinstance(effect, ToSession):
+            return False
         if isinstance(effect, WriteEntry):
             blocks.clear_ready(self.arena, effect.handle.offset)
             self.table.reserve(

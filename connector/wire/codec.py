@@ -85,10 +85,13 @@ def _message(item: Any, from_broker: bool) -> Message:
     checks = cls.checks
     if len(item) != len(checks) + 1:
         raise ProtocolViolation("a message has another number of fields", kind=cls.__name__, fields=len(item) - 1)
-    values = []
+    values: list[Any] = []
+    add = values.append
+    place = 0
     try:
-        for check, value in zip(checks, item[1:], strict=False):
-            values.append(check(value))
+        for check in checks:
+            place += 1
+            add(check(item[place]))
     except (BadField, UnicodeEncodeError) as error:
         name = cls.__slots__[len(values)]
         raise ProtocolViolation(f"a field is wrong: {error}", kind=cls.__name__, field=name) from None

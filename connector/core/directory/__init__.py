@@ -76,7 +76,8 @@ class Directory:
     def handle(self, event: ev.Event) -> list[Effect]:
         """Apply one event; the effects are to be performed in the order given."""
         state = self.state
-        state.now = max(state.now, event.now)
+        if event.now > state.now:
+            state.now = event.now
         state.out = []
         if isinstance(event, ev.Tick):
             self._tick()

@@ -40,17 +40,17 @@ class Notice(NamedTuple):
     edges: tuple[Edge, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Effect:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RaiseCeiling(Effect):
     """Raise the generation ceiling in TABLE, before anything that follows."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WriteEntry(Effect):
     """A block was reserved: zero its ready word, write the table entry."""
 
@@ -60,30 +60,30 @@ class WriteEntry(Effect):
     session: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FreeEntry(Effect):
     entry: int
     handle: Handle
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ToSession(Effect):
     session: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Acked(ToSession):
     """Something numbered was applied; the next envelope carries the count."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AskResend(ToSession):
     """A number is missing: send again from `number`."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Granted(ToSession):
     """Answers Reserve: (handle, length) of each block; empty for `ahead` when there is no room."""
 
@@ -91,7 +91,7 @@ class Granted(ToSession):
     blocks: tuple[tuple[Handle, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Refused(ToSession):
     """Answers any request that cannot be served."""
 
@@ -99,7 +99,7 @@ class Refused(ToSession):
     error: ConnectorError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Done(ToSession):
     """Answers a request with facts (subscribe, abort, remove)."""
 
@@ -107,7 +107,7 @@ class Done(ToSession):
     facts: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Shown(ToSession):
     """Answers Inspected; the block is held for the session until it releases reader -1."""
 
@@ -115,12 +115,12 @@ class Shown(ToSession):
     descriptor: Descriptor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Deliver(ToSession):
     descriptors: tuple[Descriptor, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ended(ToSession):
     """The stream has `count` chunks; said when no delivered chunk carried the mark."""
 
@@ -131,7 +131,7 @@ class Ended(ToSession):
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StreamFailed(ToSession):
     """Nothing more comes on this stream. `reader` -1: said to the writer."""
 
@@ -142,7 +142,7 @@ class StreamFailed(ToSession):
     error: ConnectorError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PutFailed(ToSession):
     """Member `member` of the block sealed as `number` was refused."""
 
@@ -151,7 +151,7 @@ class PutFailed(ToSession):
     error: ConnectorError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PutNoted(ToSession):
     """Member `member` of the block sealed as `number`: 'replaced' or 'ignored' (attempts)."""
 
@@ -160,7 +160,7 @@ class PutNoted(ToSession):
     outcome: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Notices(ToSession):
     """Aborts that the session has not heard of. `lost`: older ones were too many to keep."""
 
@@ -168,29 +168,29 @@ class Notices(ToSession):
     lost: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DropHolds(ToSession):
     """These payloads are void; release them as soon as no view is alive."""
 
     holds: tuple[Hold, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Recall(ToSession):
     """Someone waits for room: return reserved blocks that are not in use."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ping(ToSession):
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StopSession(ToSession):
     """The broker is stopping."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Expelled(ToSession):
     """Nothing of the session is left: say the last acknowledgement, forget its address, close its descriptors."""
 
@@ -198,7 +198,7 @@ class Expelled(ToSession):
     applied: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Log(Effect):
     level: str
     text: str

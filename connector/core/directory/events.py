@@ -2,6 +2,8 @@
 
 Events are batch-shaped: a step of 64 chunks is one `Sealed`. Numbered events (`number`) come from
 one counter of the session; a number that was applied already is a retry and changes nothing.
+
+Nobody changes an event or an effect once it is made; `frozen` would say so, at several times the cost of making one.
 """
 
 from __future__ import annotations
@@ -45,13 +47,13 @@ class Member(NamedTuple):
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Event:
     now: float
     session: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Joined(Event):
     """A client process was let in."""
 
@@ -60,35 +62,35 @@ class Joined(Event):
     uid: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Left(Event):
     """A client says good-bye; `held` are views still alive, released one by one later."""
 
     held: tuple[Hold, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Died(Event):
     """The process is proven dead."""
 
     how: str = "died"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Heard(Event):
     """A frame came: the session is alive and has processed notices up to `seen`."""
 
     seen: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Resynced(Event):
     """A client connected again to the same broker: the reserved handles that it knows."""
 
     reserved: tuple[Handle, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reserve(Event):
     """Room for one block of all `sizes` is asked for.
 
@@ -103,7 +105,7 @@ class Reserve(Event):
     ahead: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Returned(Event):
     """Reserved blocks that the session does not need."""
 
@@ -111,7 +113,7 @@ class Returned(Event):
     handles: tuple[Handle, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sealed(Event):
     """A block was written and its ready word stored. `seen`: the last notice the putting thread knew."""
 
@@ -123,20 +125,20 @@ class Sealed(Event):
     members: tuple[Member, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Released(Event):
     number: int
     holds: tuple[Hold, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Taken(Event):
     """The caller has these payloads: their credits return."""
 
     holds: tuple[Hold, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Subscribed(Event):
     """The session is reader `reader` of `readers` on the edge. `push`: send what nobody claimed, too."""
 
@@ -148,7 +150,7 @@ class Subscribed(Event):
     resume: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Claimed(Event):
     """Chunks of this rid are wanted by name (take, stream): sent outside the window of pushes."""
 
@@ -157,7 +159,7 @@ class Claimed(Event):
     rid: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Awaited(Event):
     """A caller waits for the next chunk until `deadline`."""
 
@@ -168,20 +170,20 @@ class Awaited(Event):
     deadline: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cancelled(Event):
     """A waiting request is no longer wanted."""
 
     request: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Began(Event):
     number: int
     rid: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Entered(Event):
     """The session is in the rid's use, of which it has put (`sends`) or got nothing yet on the edge. `heard`: the last
     life of which it has heard the abort, and `reason` why; 0 if it has finished since."""
@@ -194,7 +196,7 @@ class Entered(Event):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finished(Event):
     """`aborted`: the session means the life that it has heard the abort of."""
 
@@ -203,7 +205,7 @@ class Finished(Event):
     aborted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Aborted(Event):
     """Anyone ends a rid everywhere. `request` 0: nobody waits for the report. `mine`: lives after the one that the
     session is in are not meant."""
@@ -215,7 +217,7 @@ class Aborted(Event):
     mine: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Removed(Event):
     """The operator removes one payload, or all of the rid (index -1).
 
@@ -229,7 +231,7 @@ class Removed(Event):
     force: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Inspected(Event):
     """Someone looks at a payload without taking it: the block stays until `Released(reader=-1)`."""
 
@@ -239,11 +241,11 @@ class Inspected(Event):
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tick(Event):
     """Time passed. `session` is 0."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stopping(Event):
     """The broker stops: every waiter is told. `session` is 0."""

@@ -181,7 +181,8 @@ class State:
         return found
 
     def tell(self, what: str, edge: Edge, rid: str, index: int, session: int, detail: str = "") -> None:
-        self._story.append(StoryLine(self.now, what, edge, rid, index, session, detail))
+        # As StoryLine(...) makes it, without the call: this is done several times a chunk.
+        self._story.append(tuple.__new__(StoryLine, (self.now, what, edge, rid, index, session, detail)))
 
     def story(self, rid: str, edge: Edge | None = None, index: int | None = None) -> list[StoryLine]:
         """What happened to a payload, oldest first, as far back as the story reaches."""
