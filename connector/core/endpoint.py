@@ -89,7 +89,7 @@ def socket_path(run_dir: str) -> str:
 
 
 def lifeline_path(run_dir: str) -> str:
-    """Path of the broker's lifeline, an AF_UNIX stream socket."""
+    """Path of the broker's lifeline, an AF_UNIX SOCK_SEQPACKET socket."""
     return run_dir + _LIFELINE
 
 
