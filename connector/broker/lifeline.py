@@ -23,13 +23,16 @@ from connector.arena import locks
 from connector.broker.rundir import RunDir
 from connector.core.endpoint import lifeline_path, session_lock_path
 from connector.wire.message import SPEAKS, TOKEN_BYTES
-from connector.wire.order import LINE_BYTES
+from connector.wire.order import LINE_BYTES, most_bytes
 
 log = logging.getLogger("connector.broker")
 
 #: getsockopt: a pidfd of the peer (Linux 6.5 and later).
 SO_PEERPIDFD = 77
 _CREDENTIALS = struct.Struct("3i")
+LISTEN = select.EPOLLIN | select.EPOLLRDHUP
+#: What a socket without room for a frame says.
+NO_ROOM = (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM)
 #: Frames read from one lifeline before the next one's turn.
 TURN = 64
 #: Connections that may be open without having given a token; beyond it the oldest is closed.
@@ -45,18 +48,22 @@ class Lifeline:
     uid: int
     pidfd: int
     token: bytes = b""
-    #: Frames go over it.
+    #: Frames go over it, of at most so many bytes.
     speaks: bool = False
+    most: int = LINE_BYTES
+    #: The loop wakes when there is room again.
+    waits: bool = False
     ended: bool = False
 
     def send(self, frame: bytes) -> bool:
         """False if its process reads too slowly for more now. To one that is gone everything counts as sent."""
         try:
             self.stream.send(frame)
-        except BlockingIOError:
-            return False
-        except (BrokenPipeError, ConnectionResetError):
-            return True
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                return False
+            if error.errno not in (errno.EPIPE, errno.ECONNRESET):
+                raise
         return True
 
     def close(self) -> None:
@@ -92,6 +99,7 @@ class Lifelines:
         #: Connections without a token yet, oldest first.
         self._silent: dict[int, Lifeline] = {}
         self.woken: set[int] = set()
+        self._roomless: set[bytes] = set()
         self.refused = 0
         self._paused = False
 
@@ -122,6 +130,15 @@ class Lifelines:
             if not locks.probe(session_lock_path(self._run_dir.path, token.hex())):
                 del self._doubtful[token]
                 yield token, f"pid {line.pid}: lifeline ended and lock free"
+
+    def await_room(self, tokens: set[bytes]) -> None:
+        """Wake when there is room again on the lifelines of these, and for no other's room."""
+        for token in (*self._roomless, *tokens):
+            line = self._by_token.get(token)
+            if line is not None and not line.ended and line.waits is not (token in tokens):
+                line.waits = token in tokens
+                self._epoll.modify(line.stream, LISTEN | (select.EPOLLOUT if line.waits else 0))
+        self._roomless = tokens & self._by_token.keys()
 
     def forget(self, token: bytes) -> None:
         """The session is gone: its descriptors and its lock file go, too."""
@@ -157,9 +174,10 @@ class Lifelines:
             self.refused += 1
             stream.close()
             return
-        line = Lifeline(stream, pid, uid, _pidfd(stream, pid))
+        most = most_bytes(stream.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+        line = Lifeline(stream, pid, uid, _pidfd(stream, pid), most=most)
         self._by_fd[stream.fileno()] = self._silent[stream.fileno()] = line
-        self._epoll.register(stream, select.EPOLLIN | select.EPOLLRDHUP)
+        self._epoll.register(stream, LISTEN)
         if len(self._silent) > MOST_SILENT:
             # A client sends its token as it connects: who says nothing must not use up the descriptors.
             self.refused += 1
@@ -183,6 +201,9 @@ class Lifelines:
 
     def _look(self, fd: int, line: Lifeline) -> Iterator[tuple[bytes, str]]:
         if fd == line.pidfd:
+            if not _is_ready(fd, select.POLLIN):
+                # It spoke of an older descriptor of this number, closed since the loop woke.
+                return
             self._epoll.unregister(fd)
             del self._by_fd[fd]
             # Its last words come first.
@@ -270,10 +291,12 @@ class Lifelines:
 
 def _at_end(line: Lifeline) -> bool:
     """Whether the client's end is closed, noticed or not; frames may still lie there."""
-    if line.ended:
-        return True
+    return line.ended or _is_ready(line.stream.fileno(), select.POLLRDHUP)
+
+
+def _is_ready(fd: int, events: int) -> bool:
     poller = select.poll()
-    poller.register(line.stream, select.POLLRDHUP)
+    poller.register(fd, events)
     return bool(poller.poll(0))
 
 

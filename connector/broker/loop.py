@@ -139,6 +139,7 @@ class Broker:
             self.service.tick()
             self._pay()
             self.outbox.flush(self.service.ack_of)
+            self.lifelines.await_room(self.outbox.roomless)
         except Exception:
             # The loop's door: a bug must not take the node down, and must not be quiet.
             log.exception("the broker's loop met a bug and goes on")

@@ -14,7 +14,6 @@ import zmq
 
 from connector.wire import codec
 from connector.wire import messages as msg
-from connector.wire.order import LINE_BYTES
 
 #: Answers to requests beyond this many waiting messages of one session are dropped and counted.
 MOST_WAITING = 4096
@@ -25,6 +24,9 @@ _ANSWERS = (msg.Answer, msg.Failure, msg.Rows, msg.Shown)
 
 
 class Line(Protocol):
+    #: Largest frame that it takes, in bytes.
+    most: int
+
     def send(self, frame: bytes) -> bool:
         """False if there is no room now."""
 
@@ -38,8 +40,9 @@ class Outbox:
         #: Frames sent to those with a line, since they said Hello.
         self._orders: dict[bytes, int] = {}
         self._waiting: dict[bytes, list[msg.Message]] = {}
-        #: Tokens whose pipe was full at the last try.
+        #: Tokens whose pipe was full at the last try, and those of them whose lifeline it was.
         self.blocked: set[bytes] = set()
+        self.roomless: set[bytes] = set()
         #: Tokens that wait for an acknowledgement, and nothing else.
         self.owed: set[bytes] = set()
         self.dropped = 0
@@ -98,9 +101,11 @@ class Outbox:
         order = 0 if line is None else self._orders.get(token, 0) + 1
         frame = codec.encode(counter, part, order)
         # The Welcome shows that ZeroMQ's way is open, too.
-        if line is not None and len(frame) <= LINE_BYTES and not isinstance(part[0] if part else None, msg.Welcome):
+        if line is not None and len(frame) <= line.most and not isinstance(part[0] if part else None, msg.Welcome):
             if not line.send(frame):
+                self.roomless.add(token)
                 return False
+            self.roomless.discard(token)
         elif not self._route(token, frame):
             return False
         if order:
@@ -123,4 +128,5 @@ class Outbox:
         self._waiting.pop(token, None)
         self._orders.pop(token, None)
         self.owed.discard(token)
+        self.roomless.discard(token)
         self.blocked.discard(token)

@@ -4,6 +4,7 @@ without a pidfd."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 
@@ -11,7 +12,7 @@ from connector.arena import locks
 from connector.core.endpoint import lifeline_path, session_lock_path
 from connector.core.errors import BrokerLost
 from connector.wire.message import SPEAKS
-from connector.wire.order import LINE_BYTES
+from connector.wire.order import LINE_BYTES, most_bytes
 
 
 class Lifeline:
@@ -23,6 +24,8 @@ class Lifeline:
         self._lock_fd = -1
         self.stream = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         self._room = bytearray(LINE_BYTES + 1)
+        #: Largest frame that `send` takes.
+        self.most = most_bytes(self.stream.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
         self.stream.settimeout(timeout)
         path = lifeline_path(run_dir)
         try:
@@ -57,11 +60,10 @@ class Lifeline:
         """False if there is no room now. What cannot be sent because the broker is gone counts as sent."""
         try:
             self.stream.send(frame)
-        except BlockingIOError:
-            return False
-        except (BrokenPipeError, ConnectionResetError):
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM):
+                return False
             # The stream's end says it next.
-            return True
         return True
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from connector.core.endpoint import socket_path
 from connector.core.errors import BrokerLost, ClientClosed, ConnectorError, ProtocolViolation
 from connector.wire import codec
 from connector.wire import messages as msg
-from connector.wire.order import LINE_BYTES, InOrder
+from connector.wire.order import InOrder
 
 log = logging.getLogger("connector.client")
 
@@ -89,6 +89,8 @@ class Link:
         self._poller = zmq.Poller()
         self._poller.register(self.wake.fd, zmq.POLLIN)
         self._unsent: list[bytes] = []
+        #: The thread wakes when there is room on the lifeline.
+        self._waits = False
         #: Frames made since the last Hello, and those that have come.
         self._order = 0
         self._arriving = InOrder()
@@ -127,6 +129,8 @@ class Link:
             self._end()
 
     def _poll(self) -> None:
+        if self._lifeline is not None and self.session.up:
+            self._await_room(self._lifeline)
         happened = self._poller.poll(self._patience())
         self.session.sleeps_until = math.inf
         for key, _ in happened:
@@ -136,6 +140,13 @@ class Link:
                 self._receive()
             elif self._lifeline is not None:
                 self._listen(self._lifeline)
+
+    def _await_room(self, lifeline: Lifeline) -> None:
+        """Wake when the lifeline has room again, if that is what the next frame waits for."""
+        waits = bool(self._unsent) and len(self._unsent[0]) <= lifeline.most
+        if waits is not self._waits:
+            self._waits = waits
+            self._poller.modify(lifeline.stream, zmq.POLLIN | (zmq.POLLOUT if waits else 0))
 
     def _listen(self, lifeline: Lifeline) -> None:
         """What has come over the lifeline."""
@@ -220,7 +231,7 @@ class Link:
     def _push(self) -> None:
         while self._unsent and self._dealer is not None and self._lifeline is not None:
             frame = self._unsent[0]
-            if len(frame) <= LINE_BYTES:
+            if len(frame) <= self._lifeline.most:
                 if not self._lifeline.send(frame):
                     return
             else:
@@ -271,6 +282,7 @@ class Link:
         self._max_frame = int(welcome.limits.get("max_request_bytes", codec.MAX_FRAME))
         self._poller.register(dealer, zmq.POLLIN)
         self._poller.register(self._lifeline.stream, zmq.POLLIN)
+        self._waits = False
         self._unsent = self._frames(first)
         self._push()
         # What callers queued meanwhile is to be sent, too: their own wake-ups may have been read before.

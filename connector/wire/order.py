@@ -9,10 +9,15 @@ from __future__ import annotations
 from connector.core.errors import ProtocolViolation
 from connector.wire.codec import Envelope
 
-#: Largest frame that the lifeline carries, in bytes: a third of what a socket buffers by default.
+#: Largest frame that a lifeline carries, in bytes: a third of what a socket buffers by default.
 LINE_BYTES = 64 << 10
 #: Frames that may wait for one before them.
 MOST_EARLY = 4096
+
+
+def most_bytes(buffered: int) -> int:
+    """Largest frame to send over a lifeline whose socket buffers so many bytes."""
+    return min(LINE_BYTES, buffered // 3)
 
 
 class InOrder:

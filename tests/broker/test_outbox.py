@@ -242,6 +242,8 @@ def test_answers_that_a_peer_does_not_read_are_cut_and_counted(
 class Line:
     """A lifeline that takes `room` frames."""
 
+    most = LINE_BYTES
+
     def __init__(self, room: int) -> None:
         self.room = room
         self.sent: list[codec.Envelope] = []
@@ -279,14 +281,14 @@ def test_a_full_line_keeps_its_frames_in_order_for_the_next_flush() -> None:
     for message in (msg.Ping(), msg.Resend(1), msg.Resend(2)):
         box.put(A, message)
         box.flush(acks({A: 5}))
-    assert box.blocked == {A} and not router.sent
+    assert box.blocked == box.roomless == {A} and not router.sent
     line.room = 9
     box.flush(acks({A: 5}))
     assert [(envelope.order, envelope.messages) for envelope in line.sent] == [
         (1, [msg.Ping()]),
         (2, [msg.Resend(1), msg.Resend(2)]),
     ]
-    assert not box.blocked
+    assert not box.blocked and not box.roomless
 
 
 def test_a_hello_begins_the_numbers_anew() -> None:

@@ -355,7 +355,7 @@ def test_b49_a_broker_without_descriptors_lives_and_recovers() -> None:
         node = connector.connect(stage="a", endpoint=run_dir)
         lines = []
         for _ in range(60):
-            lines.append(socket.socket(socket.AF_UNIX))
+            lines.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             lines[-1].connect(run_dir + "/lifeline.sock")
         eventually(lambda: _open_descriptors(broker.process.pid), 48, node)
         edge = node.edge("b49", "c")

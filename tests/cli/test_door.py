@@ -31,7 +31,7 @@ def deaf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, socke
     """A run directory whose lifeline listens and never says a word."""
     folder = tmp_path_factory.mktemp("deaf")
     (folder / "sessions").mkdir()
-    with socket.socket(socket.AF_UNIX) as listener:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(folder / "lifeline.sock"))
         listener.listen()
         listener.settimeout(PATIENCE)
@@ -66,7 +66,7 @@ def test_a_broker_that_does_not_answer_is_away(run: Run, deaf: tuple[Path, socke
 def test_a_broker_whose_queue_of_newcomers_is_full_is_told_as_that(run: Run, deaf: tuple[Path, socket.socket]) -> None:
     """Not as a resource that is unavailable."""
     deaf[1].listen(0)
-    with socket.socket(socket.AF_UNIX) as first:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as first:
         first.connect(str(deaf[0] / "lifeline.sock"))
         done = run("status", "--endpoint", str(deaf[0]), "--timeout", "0.2")
     assert (done.code, done.err.count("\n")) == (3, 1)

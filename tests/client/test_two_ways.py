@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -59,3 +61,26 @@ def test_a_good_bye_behind_large_puts_loses_none_of_them(ends: tuple[connector.N
     for number in range(12):
         with into.take(f"r{number}", timeout=60.0) as taken:
             assert int(taken["key-0"]) == number
+
+
+def test_what_finds_no_room_on_the_lifeline_goes_when_there_is_some(
+    ends: tuple[connector.Node, connector.Node],
+) -> None:
+    """More than the socket buffers, said while the broker does not read."""
+    writer, reader = ends
+    out, into = writer.edge("a", "b"), reader.edge("a", "b")
+    into.poll()
+    out.put("before", payload(0))
+    writer.flush()
+    broker = int(writer.status()["pid"])
+    os.kill(broker, signal.SIGSTOP)
+    try:
+        for number in range(4000):
+            writer.finish(f"{number}-" + "x" * 250)
+        out.put("behind", payload(0))
+    finally:
+        os.kill(broker, signal.SIGCONT)
+    writer.flush(timeout=60.0)
+    for rid in ("before", "behind"):
+        with into.take(rid, timeout=60.0) as taken:
+            assert int(taken["key-0"]) == 0
