@@ -317,7 +317,10 @@ class Link:
 
     def _lost(self, reason: str) -> None:
         """The broker is away: keep what callers wait for, and look for it again."""
-        if not self._bye_sent:
+        if self.session.stopping:
+            # It has said so, and whoever waited was told.
+            log.info("the broker has stopped path=%s", self.session.tried)
+        elif not self._bye_sent:
             log.warning("lost the broker: %s path=%s", reason, self.session.tried)
         self.session.disconnected(reason)
         self._disconnect()

@@ -165,3 +165,17 @@ def test_a_client_of_a_stopped_broker_says_where_it_looked(start: Start) -> None
     with pytest.raises(BrokerLost) as caught:
         connector.connect(stage="a", endpoint=running.run_dir, timeout=0.2)
     assert caught.value.facts["path"] == running.run_dir
+
+
+def test_a_clean_stop_is_no_warning_of_its_clients(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """They were told; a broker that dies without a word is one."""
+    for number, warnings in ((signal.SIGKILL, 1), (signal.SIGTERM, 0)):
+        caplog.clear()
+        running = start()
+        with connector.connect(stage="a", endpoint=running.run_dir, timeout=60) as node:
+            running.end(number)
+            while node.session.up:
+                # The link's thread hears of it; the test's time-out is the guard.
+                pass
+        lost = [record for record in caplog.records if "lost the broker" in record.getMessage()]
+        assert len(lost) == warnings
