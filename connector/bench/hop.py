@@ -11,7 +11,7 @@ import torch
 import zmq
 
 from connector.bench.payloads import Tensors
-from connector.bench.systems import Place
+from connector.bench.systems import Place, TwoSides
 from connector.bench.workloads import Workload
 
 _DTYPES = {"torch.bfloat16": torch.bfloat16, "torch.int64": torch.int64}
@@ -29,7 +29,7 @@ class _Side:
 
 class _Writer(_Side):
     needs_fresh = True
-    spans = None
+    spans: list[int] | None = None
 
     def __init__(self, place: Place, workload: Workload) -> None:
         super().__init__(zmq.PUSH)
@@ -66,24 +66,10 @@ class _Reader(_Side):
         }
         return [found]
 
-    def done(self) -> None:
-        return
-
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
     """The tensor's memory, without NumPy, which not everybody has. It does not keep the tensor."""
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
 
 
-class _Hop:
-    def writer(self, place: Place, workload: Workload) -> _Writer:
-        return _Writer(place, workload)
-
-    def reader(self, place: Place, workload: Workload) -> _Reader:
-        return _Reader(place, workload)
-
-    def leave(self) -> None:
-        return
-
-
-HOP = _Hop()
+HOP = TwoSides(_Writer, _Reader)

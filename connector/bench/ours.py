@@ -67,9 +67,6 @@ class _Reader:
         self._ended |= found.ended
         return [dict(payload) for payloads in found.values() for payload in payloads]
 
-    def done(self) -> None:
-        return
-
     def close(self) -> None:
         """The writer ends its streams before it closes: hear that, so that nothing is left at the broker."""
         while not self._ended.issuperset(self._rids):

@@ -15,13 +15,14 @@ import os
 import struct
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import msgpack
 import posix_ipc
 import torch
 
 from connector.bench.payloads import Tensors
-from connector.bench.systems import Place
+from connector.bench.systems import Place, TwoSides
 from connector.bench.workloads import Workload
 
 #: Bytes of a slot before its data.
@@ -62,7 +63,7 @@ class _Ring:
 class _Writer(_Ring):
     needs_fresh = False
 
-    def __init__(self, place: Place, workload: Workload, copies_alone: bool) -> None:
+    def __init__(self, place: Place, workload: Workload, copies_alone: bool = False) -> None:
         super().__init__(place, workload)
         self.spans: list[int] | None = [] if copies_alone else None
         # The reader, opened first, has both.
@@ -114,9 +115,6 @@ class _Reader(_Ring):
             found[key] = flat if len(shape) == 1 else flat.view(shape)
         return [found]
 
-    def done(self) -> None:
-        return
-
     def close(self) -> None:
         return
 
@@ -125,19 +123,5 @@ def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
     return -(-torch.empty(shape, dtype=getattr(torch, dtype), device="meta").nbytes // 64) * 64
 
 
-class _RingSystem:
-    def __init__(self, copies_alone: bool = False) -> None:
-        self._copies_alone = copies_alone
-
-    def writer(self, place: Place, workload: Workload) -> _Writer:
-        return _Writer(place, workload, self._copies_alone)
-
-    def reader(self, place: Place, workload: Workload) -> _Reader:
-        return _Reader(place, workload)
-
-    def leave(self) -> None:
-        return
-
-
-SEMAPHORE = _RingSystem()
-COPY = _RingSystem(copies_alone=True)
+SEMAPHORE = TwoSides(_Writer, _Reader)
+COPY = TwoSides(partial(_Writer, copies_alone=True), _Reader)

@@ -120,6 +120,5 @@ def read(side: Reader, maker: Maker, count: int, pipe: int) -> Got:
         acks = ACK * len(payloads)
         left -= len(payloads)
         del payload, payloads
-        side.done()
         os.write(pipe, acks)
     return Got(had, time.process_time() - cpu)

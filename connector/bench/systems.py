@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from connector.bench.payloads import Tensors
@@ -40,9 +40,6 @@ class Reader(Protocol):
     def get(self) -> list[Tensors]:
         """Wait for payloads; whole ones, of any stream."""
 
-    def done(self) -> None:
-        """What the last get returned has been read."""
-
     def close(self) -> None: ...
 
 
@@ -53,6 +50,16 @@ class System(Protocol):
     def reader(self, place: Place, workload: Workload) -> Reader: ...
     def leave(self) -> None:
         """No run comes any more in this process."""
+
+
+class TwoSides(NamedTuple):
+    """A system without anything that outlives a run: what makes its writer, and its reader."""
+
+    writer: Callable[[Place, Workload], Writer]
+    reader: Callable[[Place, Workload], Reader]
+
+    def leave(self) -> None:
+        return
 
 
 #: Name -> where its System is: module:attribute.

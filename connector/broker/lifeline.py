@@ -23,7 +23,7 @@ from connector.arena import locks
 from connector.broker.rundir import RunDir
 from connector.core.endpoint import lifeline_path, session_lock_path
 from connector.wire.message import SPEAKS, TOKEN_BYTES
-from connector.wire.order import LINE_BYTES, most_bytes
+from connector.wire.order import LINE_BYTES, most_bytes, send_over
 
 log = logging.getLogger("connector.broker")
 
@@ -31,8 +31,6 @@ log = logging.getLogger("connector.broker")
 SO_PEERPIDFD = 77
 _CREDENTIALS = struct.Struct("3i")
 LISTEN = select.EPOLLIN | select.EPOLLRDHUP
-#: What a socket without room for a frame says.
-NO_ROOM = (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM)
 #: Frames read from one lifeline before the next one's turn.
 TURN = 64
 #: Connections that may be open without having given a token; beyond it the oldest is closed.
@@ -57,14 +55,7 @@ class Lifeline:
 
     def send(self, frame: bytes) -> bool:
         """False if its process reads too slowly for more now. To one that is gone everything counts as sent."""
-        try:
-            self.stream.send(frame)
-        except OSError as error:
-            if error.errno in NO_ROOM:
-                return False
-            if error.errno not in (errno.EPIPE, errno.ECONNRESET):
-                raise
-        return True
+        return send_over(self.stream.send, frame)
 
     def close(self) -> None:
         self.stream.close()

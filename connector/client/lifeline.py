@@ -4,7 +4,6 @@ without a pidfd."""
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import socket
 
@@ -12,7 +11,7 @@ from connector.arena import locks
 from connector.core.endpoint import lifeline_path, session_lock_path
 from connector.core.errors import BrokerLost
 from connector.wire.message import SPEAKS
-from connector.wire.order import LINE_BYTES, most_bytes
+from connector.wire.order import LINE_BYTES, most_bytes, send_over
 
 
 class Lifeline:
@@ -58,13 +57,7 @@ class Lifeline:
 
     def send(self, frame: bytes) -> bool:
         """False if there is no room now. What cannot be sent because the broker is gone counts as sent."""
-        try:
-            self.stream.send(frame)
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM):
-                return False
-            # The stream's end says it next.
-        return True
+        return send_over(self.stream.send, frame)
 
     def close(self) -> None:
         self.stream.close()

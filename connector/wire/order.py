@@ -6,6 +6,9 @@ ZeroMQ. Neither loses a frame while it is connected, so what is missing is on it
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
+
 from connector.core.errors import ProtocolViolation
 from connector.wire.codec import Envelope
 
@@ -18,6 +21,19 @@ MOST_EARLY = 4096
 def most_bytes(buffered: int) -> int:
     """Largest frame to send over a lifeline whose socket buffers so many bytes."""
     return min(LINE_BYTES, buffered // 3)
+
+
+def send_over(send: Callable[[bytes], int], frame: bytes) -> bool:
+    """Send a frame by a lifeline's `send`; False if there is no room now. To a peer that is gone everything counts as
+    sent: the lifeline's end says so next. OSError: anything else."""
+    try:
+        send(frame)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM):
+            return False
+        if error.errno not in (errno.EPIPE, errno.ECONNRESET):
+            raise
+    return True
 
 
 class InOrder:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from connector.bench.payloads import Tensors
-from connector.bench.systems import Place
+from connector.bench.systems import Place, TwoSides
 from connector.bench.workloads import Workload
 
 try:
@@ -47,9 +47,6 @@ class _Side:
     def _key(self, stream: int, chunk: int) -> str:
         return f"{self._name}-{stream}_0_{chunk}"
 
-    def done(self) -> None:
-        return
-
     def acked(self, count: int) -> None:
         return
 
@@ -62,7 +59,7 @@ class _Side:
 
 class _Writer(_Side):
     needs_fresh = False
-    spans = None
+    spans: list[int] | None = None
 
     def __init__(self, place: Place, workload: Workload) -> None:
         super().__init__(place, workload, 0)
@@ -95,17 +92,6 @@ class _Reader(_Side):
             if found is not None:
                 self._next[stream] += 1
                 return [found[0]]
-
-
-class _Tight:
-    def writer(self, place: Place, workload: Workload) -> _Writer:
-        return _Writer(place, workload)
-
-    def reader(self, place: Place, workload: Workload) -> _Reader:
-        return _Reader(place, workload)
-
-    def leave(self) -> None:
-        return
 
 
 class _Loops(OmniTransferAdapterBase):
@@ -179,16 +165,5 @@ class _LoopReader(_Side):
         super().close()
 
 
-class _Adapter:
-    def writer(self, place: Place, workload: Workload) -> _LoopWriter:
-        return _LoopWriter(place, workload)
-
-    def reader(self, place: Place, workload: Workload) -> _LoopReader:
-        return _LoopReader(place, workload)
-
-    def leave(self) -> None:
-        return
-
-
-TIGHT = _Tight()
-ADAPTER = _Adapter()
+TIGHT = TwoSides(_Writer, _Reader)
+ADAPTER = TwoSides(_LoopWriter, _LoopReader)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +13,7 @@ from connector.core.errors import ProtocolViolation
 from connector.wire import codec
 from connector.wire import messages as msg
 from connector.wire.codec import Envelope
-from connector.wire.order import MOST_EARLY, InOrder
+from connector.wire.order import MOST_EARLY, InOrder, send_over
 
 
 def frame(order: int) -> Envelope:
@@ -66,3 +69,17 @@ def test_not_more_than_a_bound_may_wait() -> None:
         arriving.take(frame(order))
     with pytest.raises(ProtocolViolation):
         arriving.take(frame(2 + MOST_EARLY))
+
+
+@pytest.mark.parametrize(
+    ("code", "told"), [(errno.EAGAIN, False), (errno.ENOBUFS, False), (errno.EPIPE, True), (errno.EMSGSIZE, None)]
+)
+def test_a_lifeline_that_cannot_take_a_frame_loses_none_in_silence(code: int, told: bool | None) -> None:
+    def send(frame: bytes) -> int:
+        raise OSError(code, os.strerror(code))
+
+    if told is None:
+        with pytest.raises(OSError, match=os.strerror(code)):
+            send_over(send, b"x")
+    else:
+        assert send_over(send, b"x") is told
