@@ -13,6 +13,7 @@ from connector.client.outgoing import Ticket
 from connector.client.payload import Payload
 from connector.client.reading import Polled
 from connector.client.verbs import arun
+from connector.client.writing import Item
 from connector.core import names
 from connector.core.names import Edge as EdgeName
 from connector.wire import messages as msg
@@ -36,7 +37,11 @@ class AsyncEdge(EdgeVerbs):
         timeout: float | None = None,
     ) -> Ticket:
         """As Edge.put. The copy itself runs in the event loop's thread."""
-        return await arun(self._put(rid, payload, index, last, attempt, readers, timeout))
+        return (await self._put(self._one(rid, payload, index, last, attempt, readers), timeout))[0]
+
+    async def _put(self, items: list[Item], timeout: float | None) -> list[Ticket]:
+        tickets = self._put_now(items, timeout)
+        return tickets if tickets is not None else await arun(self._put_step(items, timeout))
 
     async def put_many(
         self,
@@ -47,11 +52,11 @@ class AsyncEdge(EdgeVerbs):
         timeout: float | None = None,
     ) -> dict[str, Ticket]:
         """As Edge.put_many."""
-        return await arun(self._put_many(payloads, last, readers, timeout))
+        return {ticket.rid: ticket for ticket in await self._put(self._step(payloads, last, readers), timeout)}
 
     async def end(self, rid: str, *, timeout: float | None = None) -> Ticket:
         """As Edge.end."""
-        return await arun(self._end(rid, timeout))
+        return (await self._put(self._end(rid), timeout))[0]
 
     async def take(self, rid: str, *, timeout: float = TAKE_TIMEOUT, copy: bool | None = None) -> Payload:
         """As Edge.take."""

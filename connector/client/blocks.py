@@ -64,7 +64,7 @@ class BlockCache:
             shelf = self._shelves[size] = _Shelf()
         shelf.used = now
         if shelf.blocks:
-            block = shelf.blocks.popleft()
+            block = shelf.blocks.pop()
             self.bytes -= block.length
             return block
         shelf.want = min(max(2 * shelf.want, FIRST_SMALL if size <= SMALL else FIRST), MOST_AHEAD)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,7 @@ class EdgeVerbs:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
 
-    def _put(
+    def _one(
         self,
         rid: str,
         payload: Mapping[str, torch.Tensor],
@@ -52,15 +53,12 @@ class EdgeVerbs:
         last: bool | None,
         attempt: int,
         readers: int | None,
-        timeout: float | None,
-    ) -> Verb[Ticket]:
+    ) -> list[Item]:
         if index is not None:
             names.check_number(index, "index", names.MAX_INDEX)
         # Without index and `last` it is a full payload: a stream of one chunk.
         ends = (index is None) if last is None else bool(last)
-        item = self._item(rid, payload, index, Flags.LAST if ends else 0, attempt, readers)
-        tickets = yield from writing.put_step(self._session, self.name, [item], self._put_timeout(timeout))
-        return tickets[0]
+        return [self._item(rid, payload, index, Flags.LAST if ends else 0, attempt, readers)]
 
     def _item(
         self,
@@ -78,31 +76,32 @@ class EdgeVerbs:
         # As Item(...) makes it, without the call: this is done for every chunk.
         return tuple.__new__(Item, (rid, payload, index, flags, attempt, count))
 
-    def _put_many(
-        self,
-        payloads: Mapping[str, Mapping[str, torch.Tensor]],
-        last: Iterable[str] | bool,
-        readers: int | None,
-        timeout: float | None,
-    ) -> Verb[dict[str, Ticket]]:
+    def _step(
+        self, payloads: Mapping[str, Mapping[str, torch.Tensor]], last: Iterable[str] | bool, readers: int | None
+    ) -> list[Item]:
         if not isinstance(payloads, Mapping):
             raise InvalidPayload(f"put_many takes a dict of rid to payload, not {type(payloads).__name__}")
         ends = set(payloads) if last is True else set() if last is False else set(last)
         if ends - set(payloads):
             raise InvalidPayload("`last` names a rid that is not in the step", rid=min(ends - set(payloads)))
-        items = [
+        return [
             self._item(rid, payload, None, Flags.LAST if rid in ends else 0, 0, readers)
             for rid, payload in payloads.items()
         ]
-        if not items:
-            return {}
-        tickets = yield from writing.put_step(self._session, self.name, items, self._put_timeout(timeout))
-        return {ticket.rid: ticket for ticket in tickets}
 
-    def _end(self, rid: str, timeout: float | None) -> Verb[Ticket]:
-        item = self._item(rid, {}, None, Flags.END_ONLY, 0, None)
-        tickets = yield from writing.put_step(self._session, self.name, [item], self._put_timeout(timeout))
-        return tickets[0]
+    def _end(self, rid: str) -> list[Item]:
+        return [self._item(rid, {}, None, Flags.END_ONLY, 0, None)]
+
+    def _put_now(self, items: list[Item], timeout: float | None) -> list[Ticket] | None:
+        """Tickets, unless room has to be waited for."""
+        if timeout is not None:
+            check_timeout(timeout)
+        return writing.put_now(self._session, self.name, items) if items else []
+
+    def _put_step(self, items: list[Item], timeout: float | None) -> Verb[list[Ticket]]:
+        if timeout is None:
+            timeout = float(self._session.limits.get("put_timeout", 30.0))
+        return writing.put_step(self._session, self.name, items, timeout)
 
     def _take(self, rid: str, timeout: float, copy: bool | None) -> Verb[Payload]:
         self._check_take(rid, timeout)
@@ -140,10 +139,13 @@ class EdgeVerbs:
             if heard is not None and self.name in heard.edges:
                 last, reason = heard.life or 0, heard.reason
             session.post(msg.Enter(0, self.name, rid, sends, last, reason))
-        session.wake()
+        session.push()
 
     def _poll(self, copy: bool | None) -> Verb[Polled]:
         yield from self._subscribe(push=True)
+        return self._polled(copy)
+
+    def _polled(self, copy: bool | None) -> Polled:
         found = reading.polled(self._session, self.channel, copy)
         if not found and (self._question is not None or not self._session.up):
             self._check_broker()
@@ -157,13 +159,11 @@ class EdgeVerbs:
             if session.up:
                 self._question = None
                 return
-            if asked is not None and asked.future.done() and asked.future.exception() is not None:
+            if asked is not None and asked.answer.done and asked.answer.failed():
                 raise session.lost(asked)
             # One that was answered is of an earlier absence.
-            if asked is None or asked.future.done():
+            if asked is None or asked.answer.done:
                 self._question = session.ask(_are_you_there, self._node.answer_timeout, grace=0.0)
-        # The link sleeps until the next deadline that it knows of.
-        session.wake()
 
     def _wait(self, timeout: float) -> Verb[bool]:
         check_timeout(timeout)
@@ -175,9 +175,8 @@ class EdgeVerbs:
                 return True
             request = session.wait_here(timeout, False)
             self.channel.poll_waits.append(request.number)
-        session.wake_for(request)
         try:
-            came: bool = yield request.future
+            came: bool = yield request.answer
         finally:
             with session.lock:
                 session.cancel(request)
@@ -193,9 +192,9 @@ class EdgeVerbs:
             if session.up:
                 return False
             question = session.ask(_are_you_there, min(GRACE, self._node.answer_timeout), grace=0.0)
-        session.wake()
+        session.push()
         try:
-            yield question.future
+            yield question.answer
         except BrokerLost:
             with session.lock:
                 session.must_be_open()
@@ -210,11 +209,6 @@ class EdgeVerbs:
         self._node.check_usable()
         names.check_rid(rid)
         check_timeout(timeout)
-
-    def _put_timeout(self, timeout: float | None) -> float:
-        if timeout is None:
-            return float(self._session.limits.get("put_timeout", 30.0))
-        return check_timeout(timeout)
 
 
 class Edge(EdgeVerbs):
@@ -245,7 +239,11 @@ class Edge(EdgeVerbs):
         error of an earlier refused put on this stream; PoolFull or PoolDeadlock after waiting for room. What
         the broker refuses later is in the ticket, and raised by the next put on the stream, or by flush.
         """
-        return run(self._put(rid, payload, index, last, attempt, readers, timeout))
+        return self._put(self._one(rid, payload, index, last, attempt, readers), timeout)[0]
+
+    def _put(self, items: list[Item], timeout: float | None) -> list[Ticket]:
+        tickets = self._put_now(items, timeout)
+        return tickets if tickets is not None else run(self._put_step(items, timeout), self._session)
 
     def put_many(
         self,
@@ -259,11 +257,11 @@ class Edge(EdgeVerbs):
 
         Raises as put does; then nothing of the step was put.
         """
-        return run(self._put_many(payloads, last, readers, timeout))
+        return {ticket.rid: ticket for ticket in self._put(self._step(payloads, last, readers), timeout)}
 
     def end(self, rid: str, *, timeout: float | None = None) -> Ticket:
         """END alone: the stream has the chunks put so far."""
-        return run(self._end(rid, timeout))
+        return self._put(self._end(rid), timeout)[0]
 
     def take(self, rid: str, *, timeout: float = TAKE_TIMEOUT, copy: bool | None = None) -> Payload:
         """The rid's next payload; waits up to `timeout` seconds. `copy`: owned tensors instead of views (default
@@ -272,13 +270,13 @@ class Edge(EdgeVerbs):
         Raises at the deadline UnknownRequest, NotYet or Gone; at once RequestAborted, WriterDied, ReaderDied,
         StreamGap, StreamPoisoned or Broken; ReadersMismatch and ReaderTaken when it subscribes.
         """
-        return run(self._take(rid, timeout, copy))
+        return run(self._take(rid, timeout, copy), self._session)
 
     def stream(self, rid: str, *, timeout: float = TAKE_TIMEOUT, copy: bool | None = None) -> Iterator[Payload]:
         """The rid's payloads in order until END; each wait is at most `timeout` seconds. Raises as take does."""
         ended = False
         while not ended:
-            payload, ended = run(self._next(rid, timeout, copy))
+            payload, ended = run(self._next(rid, timeout, copy), self._session)
             found = [payload] if payload is not None else []
             # The iterator, waiting at its yield, must not pin a block that its caller let go.
             del payload
@@ -308,14 +306,23 @@ class Edge(EdgeVerbs):
         BrokerLost if there are none, and the broker has been away for the node's `answer_timeout` since a poll found it
         so. One that is started again before that is a pause, and one that is started later heals it.
         """
-        return run(self._poll(copy))
+        if not self.channel.push:
+            run(self._subscribe(push=True), self._session)
+        return self._polled(copy)
 
     def wait(self, timeout: float = TAKE_TIMEOUT) -> bool:
         """Wait until poll would return something; False if nothing came within `timeout` seconds.
 
         BrokerLost if the broker is away then, and not back within two seconds more, as in a take.
         """
-        return run(self._wait(timeout))
+        channel, session = self.channel, self._session
+        if channel.push and not session.closed:
+            # The common case: the caller reads, and sees what comes.
+            begun = time.monotonic()
+            if session.lead(channel.fresh.__len__, check_timeout(timeout)):
+                return True
+            timeout = max(begun + timeout - time.monotonic(), 0.0)
+        return run(self._wait(timeout), session)
 
 
 def _are_you_there(number: int) -> msg.Message:

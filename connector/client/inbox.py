@@ -2,16 +2,19 @@
 
 A queue holds payloads and marks: END of a life's stream, or its failure. A failure stays at the front
 until it is polled, the rid is finished or begun, or, for a caller by name, a later life arrives.
+
+`deliver` may be called in a caller's thread, where a signal's handler can end it anywhere: what has arrived is
+delivered again then, so each step is either not yet done, or found done.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from connector.arena.arena import Arena
+from connector.client.requests import Answer
 from connector.core.directory.effects import Descriptor
 from connector.core.directory.events import Flags, Hold
 from connector.core.errors import ConnectorError
@@ -55,10 +58,10 @@ class Taken(NamedTuple):
 
 @dataclass(slots=True)
 class TakeWait:
-    """A caller waiting on an empty queue; `stream`: an END answers it, too."""
+    """A caller waiting on an empty queue, who is told to look; `stream`: an END is something to see, too."""
 
     request: int
-    future: Future[Any]
+    answer: Answer
     stream: bool
 
 
@@ -70,6 +73,31 @@ class RidQueue:
     newest: tuple[int, int] = (0, -1)
     #: An END or failure of this life was noted.
     closed_life: int = 0
+
+    def accept(self, arrived: Arrived) -> bool:
+        """Append a payload; False if it is a repetition."""
+        told = arrived.descriptor
+        place = (told.life, told.index)
+        if place <= self.newest:
+            return False
+        # It is there if this was interrupted before the next line but one.
+        if not self.items or not _is_same(self.items[-1], told):
+            self.items.append(arrived)
+        self.newest = place
+        return True
+
+    def holds(self, told: Descriptor) -> bool:
+        return any(_is_same(item, told) for item in self.items)
+
+    def leaves(self, item: Arrived) -> None:
+        """A payload is about to be taken out."""
+        told = item.descriptor
+        self.newest = max(self.newest, (told.life, told.index))
+
+    def start_anew(self) -> None:
+        """Another broker numbers lives from the start: what is here is of none of its lives."""
+        self.newest, self.closed_life = (0, -1), 0
+        self.items = deque(_lifeless(item) for item in self.items)
 
 
 class Channel:
@@ -100,23 +128,24 @@ class Channel:
     def deliver(self, arrived: Arrived) -> tuple[list[Hold], list[int]]:
         """A descriptor came. A repetition, or a bare END mark's block, goes back at once."""
         told = arrived.descriptor
-        if self._is_finished(told.rid, told.life):
+        rid, life, flags = told.rid, told.life, told.flags
+        if life <= self.finished_life.get(rid, 0):
             return [arrived.hold], []
-        queue = self.queues.setdefault(told.rid, RidQueue())
+        queue = self.queues.get(rid)
+        if queue is None:
+            queue = self.queues[rid] = RidQueue()
         back: list[Hold] = []
-        repeated = (told.life, told.index) <= queue.newest
-        if not repeated:
-            queue.newest = (told.life, told.index)
-            if told.rid in self.claimed or not self.push:
-                self._forget_old_failure(queue, told.life)
-            if not told.flags & Flags.END_ONLY:
-                queue.items.append(arrived)
-            if told.flags & (Flags.LAST | Flags.END_ONLY):
-                queue.items.append(EndMark(told.life))
-                queue.closed_life = told.life
-        if repeated or told.flags & Flags.END_ONLY:
+        if flags & Flags.END_ONLY:
             back.append(arrived.hold)
-        return back, self._arrived(told.rid, queue)
+        else:
+            if queue.items and (rid in self.claimed or not self.push):
+                self._forget_old_failure(queue, life)
+            if not queue.accept(arrived) and not queue.holds(told):
+                back.append(arrived.hold)
+        if flags & (Flags.LAST | Flags.END_ONLY) and queue.closed_life < life:
+            queue.items.append(EndMark(life))
+            queue.closed_life = life
+        return back, self._arrived(rid, queue)
 
     def _is_finished(self, rid: str, life: int) -> bool:
         return life <= self.finished_life.get(rid, 0)
@@ -183,33 +212,31 @@ class Channel:
     @staticmethod
     def _take_lives(queue: RidQueue, life: int) -> list[Arrived]:
         dropped = [item for item in queue.items if isinstance(item, Arrived) and item.descriptor.life <= life]
+        for item in dropped:
+            queue.leaves(item)
         queue.items = deque(item for item in queue.items if _life(item) > life)
         return dropped
 
-    def _forget_old_failure(self, queue: RidQueue, life: int) -> None:
-        if queue.items and isinstance(queue.items[0], FailMark) and queue.items[0].life < life:
+    @staticmethod
+    def _forget_old_failure(queue: RidQueue, life: int) -> None:
+        if isinstance(queue.items[0], FailMark) and queue.items[0].life < life:
             queue.items.popleft()
 
     def _arrived(self, rid: str, queue: RidQueue) -> list[int]:
-        """Hand what came to those who wait; what is left of an unclaimed rid is for poll."""
-        self.expected.discard(rid)
+        """Wake as many of those who wait as there is something for; what is left of an unclaimed rid is for poll."""
+        if self.expected:
+            self.expected.discard(rid)
         answered: list[int] = []
         while queue.waits and queue.items:
-            wait = queue.waits[0]
-            if wait.future.done():
-                # Its deadline's answer came first; its caller has not been here yet to say so.
-                queue.waits.popleft()
-                continue
-            front = queue.items[0]
+            wait, front = queue.waits[0], queue.items[0]
+            if len(answered) >= len(queue.items) and not isinstance(front, FailMark):
+                break
             if isinstance(front, EndMark) and not wait.stream:
                 queue.items.popleft()
                 continue
-            queue.waits.popleft()
+            wait.answer.give(True)
             answered.append(wait.request)
-            if isinstance(front, FailMark):
-                wait.future.set_exception(front.raised())
-            else:
-                wait.future.set_result(self.pop(rid))
+            queue.waits.popleft()
         if queue.items and rid not in self.claimed:
             self.fresh[rid] = None
         return answered
@@ -223,6 +250,8 @@ class Channel:
             front = queue.items[0]
             if isinstance(front, FailMark):
                 raise front.raised()
+            if isinstance(front, Arrived):
+                queue.leaves(front)
             queue.items.popleft()
             if isinstance(front, EndMark):
                 self._tidy(rid, queue, ended=True)
@@ -244,24 +273,19 @@ class Channel:
         while len(self.taken_life) > MOST_TAKEN:
             self.taken_life.popitem(last=False)
 
-    def put_back(self, rid: str, taken: Taken) -> None:
-        """The caller was cancelled while it was being answered: nothing may be lost."""
-        queue = self.queues.setdefault(rid, RidQueue())
-        life = taken.arrived.descriptor.life if taken.arrived else queue.closed_life
-        if taken.ends:
-            queue.items.appendleft(EndMark(life))
-        if taken.arrived is not None:
-            queue.items.appendleft(taken.arrived)
-        self._arrived(rid, queue)
-
     def wait_for(self, rid: str, wait: TakeWait) -> None:
         self.queues.setdefault(rid, RidQueue()).waits.append(wait)
 
-    def forget_wait(self, rid: str, wait: TakeWait) -> None:
+    def forget_wait(self, rid: str, wait: TakeWait) -> list[int]:
+        """The caller went away. If it had been told to look, the next one is."""
         queue = self.queues.get(rid)
-        if queue is not None and wait in queue.waits:
+        if queue is None:
+            return []
+        if wait in queue.waits:
             queue.waits.remove(wait)
-            self._tidy(rid, queue, ended=False)
+        answered = self._arrived(rid, queue)
+        self._tidy(rid, queue, ended=False)
+        return answered
 
     def _tidy(self, rid: str, queue: RidQueue, ended: bool) -> None:
         if not queue.items:
@@ -280,6 +304,9 @@ class Channel:
             taken = list(queue.items)
             failed = next((place for place, item in enumerate(taken) if isinstance(item, FailMark)), len(taken))
             taken, queue.items = taken[: failed + 1], deque(taken[failed + 1 :])
+            for item in taken:
+                if isinstance(item, Arrived):
+                    queue.leaves(item)
             got += [(rid, item) for item in taken]
             lives = [item.descriptor.life for item in taken if isinstance(item, Arrived)]
             if lives:
@@ -317,12 +344,11 @@ class Channel:
         return unread, waits
 
     def start_anew(self) -> None:
-        """Another broker numbers lives from the start: what is known of the old one's numbers means nothing."""
+        """What is known of the old broker's numbers means nothing to the next one."""
         self.taken_life.clear()
         self.finished_life.clear()
         for queue in self.queues.values():
-            queue.newest, queue.closed_life = (0, -1), 0
-            queue.items = deque(i._replace(life=0) if isinstance(i, FailMark) else i for i in queue.items)
+            queue.start_anew()
 
     def discard(self, hold: Hold) -> list[Arrived]:
         """The broker voids a payload that was not taken yet. What is behind it of its life goes, too, and so does END:
@@ -333,6 +359,9 @@ class Channel:
                 continue
             items = list(queue.items)
             behind = [item for item in items[place:] if _life(item) == _life(items[place])]
+            for item in behind:
+                if isinstance(item, Arrived):
+                    queue.leaves(item)
             queue.items = deque([*items[:place], *(item for item in items[place:] if item not in behind)])
             self._tidy(rid, queue, ended=False)
             return [item for item in behind if isinstance(item, Arrived)]
@@ -341,3 +370,14 @@ class Channel:
 
 def _life(item: Arrived | EndMark | FailMark) -> int:
     return item.descriptor.life if isinstance(item, Arrived) else item.life
+
+
+def _is_same(item: Arrived | EndMark | FailMark, told: Descriptor) -> bool:
+    """Whether the item is this very payload: the same member of the same block."""
+    return isinstance(item, Arrived) and item.descriptor.handle == told.handle and item.descriptor.member == told.member
+
+
+def _lifeless(item: Arrived | EndMark | FailMark) -> Arrived | EndMark | FailMark:
+    if isinstance(item, Arrived):
+        return item._replace(descriptor=item.descriptor._replace(life=0))
+    return item._replace(life=0)

@@ -6,12 +6,16 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections import deque
 
 from connector.arena import locks
 from connector.core.endpoint import lifeline_path, session_lock_path
 from connector.core.errors import BrokerLost
 from connector.wire.message import SPEAKS
 from connector.wire.order import LINE_BYTES, most_bytes, send_over
+
+#: Bytes to receive at most, for each of one frame.
+_ONE_FRAME = (LINE_BYTES,)
 
 
 class Lifeline:
@@ -22,7 +26,7 @@ class Lifeline:
         self._lock_path = session_lock_path(run_dir, token.hex())
         self._lock_fd = -1
         self.stream = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        self._room = bytearray(LINE_BYTES + 1)
+        self._receive = self.stream.recv
         #: Largest frame that `send` takes.
         self.most = most_bytes(self.stream.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
         self.stream.settimeout(timeout)
@@ -45,15 +49,17 @@ class Lifeline:
             raise
         self.stream.setblocking(False)
 
-    def receive(self) -> bytes | None:
-        """The next frame that is there, or None; b"" once the broker's end is closed."""
+    def receive_into(self, came: deque[bytes]) -> None:
+        """Append the next frame if there is one, and b"" once the broker's end is closed.
+
+        From the socket into the deque in one call: a signal's handler that raises in this thread cannot lose a frame.
+        """
         try:
-            count = self.stream.recv_into(self._room)
+            came.extend(map(self._receive, _ONE_FRAME))
         except BlockingIOError:
-            return None
+            return
         except OSError:
-            return b""
-        return bytes(memoryview(self._room)[:count])
+            came.append(b"")
 
     def send(self, frame: bytes) -> bool:
         """False if there is no room now. What cannot be sent because the broker is gone counts as sent."""

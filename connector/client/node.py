@@ -98,9 +98,9 @@ class NodeBase:
         with self.session.lock:
             self.session.must_be_open()
             request = self.session.ask(make, self.answer_timeout, grace=0.0)
-        self._link.wake()
+        self.session.push()
         try:
-            return (yield request.future)
+            return (yield request.answer)
         finally:
             with self.session.lock:
                 self.session.requests.drop(request.number)
@@ -117,10 +117,10 @@ class NodeBase:
                 self.session.post(msg.Begin(0, rid))
             else:
                 self.finish_here(rid)
-        self._link.wake()
+        self.session.push()
 
     def finish_here(self, rid: str) -> None:
-        """Finish the rid; the caller holds the session's lock, and wakes the link."""
+        """Finish the rid; the caller holds the session's lock, and pushes."""
         aborted = self.session.aborted(rid)
         self.session.outgoing.forget(rid)
         self._leave(rid, aborted)
@@ -151,12 +151,13 @@ class NodeBase:
         self.check_usable()
         session = self.session
         with session.lock:
+            session.queue_taken()
             marker = session.wait_here(timeout, False)
-            session.flush_marks.append(marker)
+            session.outgoing.when_acked(partial(session.flushed, marker))
             # Asks for the acknowledgement at once.
             session.post(msg.Pong())
-        self._link.wake()
-        came = yield marker.future
+        session.push()
+        came = yield marker.answer
         if came is False:
             with session.lock:
                 raise session.lost(marker)
@@ -228,7 +229,7 @@ class Node(NodeBase):
         `mine`: the use that this node is in (it has put, got, opened or expected something of it); neither one that
         others have begun under the rid since is meant, nor one before, which it has finished and others still read.
         """
-        return run(self._abort(rid, reason, mine))
+        return run(self._abort(rid, reason, mine), self.session)
 
     def aborted(self, rid: str) -> str | None:
         """Why the rid is aborted, if this node has heard so and neither finished nor began it since: puts raise."""
@@ -239,7 +240,7 @@ class Node(NodeBase):
 
     def flush(self, timeout: float = 30.0) -> None:
         """Wait until the broker has all that was put; raises the first refusal that nobody was told of."""
-        run(self._flush(timeout))
+        run(self._flush(timeout), self.session)
 
     def counters(self) -> dict[str, Any]:
         """The broker's counters, and those of each edge under `edges`."""
@@ -247,7 +248,7 @@ class Node(NodeBase):
 
     def status(self, what: str = "summary") -> dict[str, Any]:
         """`summary`, `sessions`, `edges` or `counters`, as the broker sees them; `all`: the first three at once."""
-        found: dict[str, Any] = run(self._ask(lambda n: msg.Status(n, what)))
+        found: dict[str, Any] = run(self._ask(lambda n: msg.Status(n, what)), self.session)
         return found
 
     def payloads(self, limit: int | None = None, **filters: str) -> Iterator[dict[str, Any]]:
@@ -264,7 +265,7 @@ class Node(NodeBase):
         """As payloads, a page at a time: payloads of at most 1000 tensors, or one payload of more. May be empty."""
         after, last = 0, int(self.status()["snapshot"])
         while last:
-            page = run(self._ask(partial(_list_page, after, last, filters)))
+            page = run(self._ask(partial(_list_page, after, last, filters)), self.session)
             yield page.rows
             after = page.cursor
             if not after:
@@ -275,7 +276,9 @@ class Node(NodeBase):
         from connector.client.payload import open_payload
 
         names.check_rid(rid)
-        arrived: Arrived = run(self._ask(lambda n: msg.Inspect(n, edge, rid, -1 if index is None else index)))
+        arrived: Arrived = run(
+            self._ask(lambda n: msg.Inspect(n, edge, rid, -1 if index is None else index)), self.session
+        )
         with self.session.lock:
             self.session.held.add(arrived.hold)
         return open_payload(arrived, arrived.arena, False, False, self.session.free)
@@ -284,13 +287,13 @@ class Node(NodeBase):
         """Drop a live payload, or all of the rid on the edge; the stream fails for its reader."""
         names.check_rid(rid)
         at = -1 if index is None else index
-        report: dict[str, Any] = run(self._ask(lambda n: msg.Remove(n, edge, rid, at, force)))
+        report: dict[str, Any] = run(self._ask(lambda n: msg.Remove(n, edge, rid, at, force)), self.session)
         return report
 
     def story(self, rid: str) -> list[list[Any]]:
         """What happened to the rid's payloads: [time, what, edge, index, session, detail], oldest first."""
         names.check_rid(rid)
-        rows: list[list[Any]] = run(self._ask(lambda n: msg.Story(n, rid))).rows
+        rows: list[list[Any]] = run(self._ask(lambda n: msg.Story(n, rid)), self.session).rows
         return rows
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from connector.client.requests import new_future
 from connector.core.errors import AlreadyPut, ConnectorError, NotYet, RequestAborted, StreamEnded
 from connector.core.names import Edge
 from connector.wire import messages as msg
@@ -26,7 +24,7 @@ Numbered = msg.Return | msg.Seal | msg.Release | msg.Begin | msg.Enter | msg.Fin
 class Ticket:
     """The fate of one put. `outcome`: None while open, then 'stored', 'replaced' or 'ignored'."""
 
-    __slots__ = ("_future", "edge", "error", "index", "outcome", "raised", "rid", "stream")
+    __slots__ = ("edge", "error", "index", "outcome", "raised", "rid", "stream")
 
     def __init__(self, edge: Edge, rid: str, index: int) -> None:
         self.edge, self.rid, self.index = edge, rid, index
@@ -35,7 +33,6 @@ class Ticket:
         self.outcome: str | None = None
         self.error: ConnectorError | None = None
         self.raised = False
-        self._future: Future[Any] | None = None
 
     def __repr__(self) -> str:
         state = type(self.error).__name__ if self.error else self.outcome or "open"
@@ -45,19 +42,8 @@ class Ticket:
         return self.outcome is not None or self.error is not None
 
     def resolve(self, outcome: str | None, error: ConnectorError | None = None) -> None:
-        if self.done():
-            return
-        self.outcome, self.error = outcome, error
-        if self._future is not None:
-            self._future.set_result(None)
-
-    def future(self) -> Future[Any]:
-        """Done when the ticket is. The session's lock must be held."""
-        if self._future is None:
-            self._future = new_future()
-            if self.done():
-                self._future.set_result(None)
-        return self._future
+        if not self.done():
+            self.outcome, self.error = outcome, error
 
     def result(self) -> str:
         """The outcome; raises the error, or NotYet while the broker has not answered."""
@@ -162,7 +148,7 @@ class Outgoing:
                 ticket.raised = True
                 raise ticket.error.anew()
 
-    def admit(self, edge: Edge, rid: str, index: int | None, attempt: int, seen: int) -> int:
+    def admit(self, edge: Edge, rid: str, index: int | None, attempt: int) -> int:
         """The index of a put that is about to be sealed; AlreadyPut or StreamEnded if this session knows better."""
         self.check(edge, rid)
         stream = self.streams.get((edge, rid))
@@ -232,26 +218,35 @@ class Outgoing:
 
     # -- numbered messages ------------------------------------------------------------------------
 
-    def number_it(self, message: Numbered) -> None:
-        """Give a message its place in the session's order and keep it until it is acknowledged."""
-        self.number += 1
-        message.number = self.number
-        self.unacked[self.number] = message
+    def number_it(self, message: Numbered, tickets: list[Ticket] | None = None) -> None:
+        """Give a message its place in the session's order and keep it until it is acknowledged.
+
+        The count comes last: a caller that is interrupted before leaves the number to the next message.
+        """
+        number = message.number = self.number + 1
+        self.unacked[number] = message
+        if tickets:
+            self.tickets[number] = tickets
         if isinstance(message, (msg.Begin, msg.Enter, msg.Finish)):
-            self.opened[message.rid] = self.number
+            self.opened[message.rid] = number
             self.opened.move_to_end(message.rid)
             while len(self.opened) > MOST_OPENED:
                 self.opened.popitem(last=False)
+        self.number = number
 
     def acknowledge(self, count: int) -> None:
         """Everything up to `count` was applied: tickets that were not refused are stored."""
+        if count <= self.acked and not self._flushes:
+            return
         self.acked = max(self.acked, count)
-        while self.unacked and next(iter(self.unacked)) <= count:
-            number, _ = self.unacked.popitem(last=False)
-            for ticket in self.tickets.pop(number, ()):
+        while self.unacked and (number := next(iter(self.unacked))) <= count:
+            for ticket in self.tickets.get(number, ()):
                 ticket.resolve("stored")
+            self.tickets.pop(number, None)
+            del self.unacked[number]
         while self._flushes and self._flushes[0][0] <= self.acked:
-            self._flushes.popleft()[1](None)
+            self._flushes[0][1](None)
+            self._flushes.popleft()
 
     def put_failed(self, number: int, member: int, error: ConnectorError) -> None:
         tickets = self.tickets.get(number, [])
@@ -312,14 +307,15 @@ class Outgoing:
             tell(error)
 
     def lose_all(self, error: ConnectorError) -> list[Numbered]:
-        """The broker of these numbers is gone: open puts are lost; the rest is given back to be sent anew."""
+        """The broker of these numbers is gone: open puts are lost; the rest is numbered anew, to be sent again."""
         again: list[Numbered] = []
+        words = (msg.Begin, msg.Enter, msg.Finish, msg.Abort)
         for number, message in self.unacked.items():
             for ticket in self.tickets.get(number, ()):
                 self.refuse(ticket, error)
                 # Who waits in a flush is told below.
                 ticket.raised = ticket.raised or bool(self._flushes)
-            if isinstance(message, (msg.Begin, msg.Enter, msg.Finish, msg.Abort)):
+            if isinstance(message, words):
                 again.append(message)
         self.tickets.clear()
         self.unacked.clear()
@@ -330,4 +326,6 @@ class Outgoing:
         # The next broker numbers lives from the start.
         self.aborted = OrderedDict((rid, abort._replace(life=None)) for rid, abort in self.aborted.items())
         self._tell_flushes(error)
+        for message in again:
+            self.number_it(message)
         return again

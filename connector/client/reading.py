@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from connector.client.inbox import Arrived, Channel, EndMark, FailMark, Taken, TakeWait
@@ -41,11 +42,11 @@ def subscribe(session: Session, channel: Channel, push: bool, timeout: float = S
         request = session.ask(channel.subscription, min(timeout, SUBSCRIBE_TIMEOUT))
         # At once: what the broker sends behind its answer must find the channel.
         channel.subscribed = True
-    session.wake()
+    session.push()
     accepted = False
     try:
-        yield request.future
-        accepted = True
+        yield request.answer
+        accepted = not request.answer.failed()
     finally:
         if not accepted:
             with session.lock:
@@ -55,38 +56,47 @@ def subscribe(session: Session, channel: Channel, push: bool, timeout: float = S
 
 def next_taken(session: Session, channel: Channel, rid: str, timeout: float, stream: bool) -> Verb[Taken]:
     """The next payload of a rid; for a stream also its bare END. Waits at most `timeout` seconds."""
+    until = time.monotonic() + timeout
     yield from subscribe(session, channel, push=False, timeout=timeout)
-    with session.lock:
-        session.must_be_open()
-        found = channel.pop(rid, stream)
-        if found is not None:
-            _note(session, found)
-            if not found.ends and rid not in channel.claimed:
-                # What follows is for whoever takes by name, not for poll.
-                _claim(channel, rid)
-                session.post(msg.Claim(channel.edge, channel.reader, rid))
-            return found
+    while True:
+        with session.lock:
+            session.must_be_open()
+            found = _taken(session, channel, rid, stream)
+            if found is not None:
+                return found
+            left = max(until - time.monotonic(), 0.0)
+            request, wait = _wait(session, channel, rid, left, stream)
+        session.push()
+        came = False
+        try:
+            came = yield request.answer
+        finally:
+            if not came:
+                _give_up(session, channel, rid, request, wait)
+
+
+def _taken(session: Session, channel: Channel, rid: str, stream: bool) -> Taken | None:
+    """What is here to be taken, if anything; raises the rid's failure. Lock held."""
+    found = channel.pop(rid, stream)
+    if found is None:
         if rid in session.outgoing.aborted:
             reason = session.outgoing.aborted[rid].reason
             raise RequestAborted("the request was aborted", rid=rid, edge=str(channel.edge), reason=reason)
-        request, wait = _wait(session, channel, rid, timeout, stream)
-    session.wake()
-    taken: Taken | None = None
-    try:
-        taken = yield request.future
-    finally:
-        if taken is None:
-            _give_up(session, channel, rid, request, wait)
-    with session.lock:
-        _note(session, taken)
-    return taken
+        return None
+    if found.arrived is not None:
+        session.note_taken(found.arrived.arena.uuid, found.arrived.hold)
+    if not found.ends and rid not in channel.claimed:
+        # What follows is for whoever takes by name, not for poll.
+        _claim(channel, rid)
+        session.post(msg.Claim(channel.edge, channel.reader, rid))
+    return found
 
 
 def _wait(session: Session, channel: Channel, rid: str, timeout: float, stream: bool) -> tuple[Request, TakeWait]:
     _claim(channel, rid)
     # Await claims the rid, too; a Claim before it would be answered by what lies there, and Await would wait on.
     request = session.ask(lambda n: msg.Await(n, channel.edge, channel.reader, rid, timeout), timeout)
-    wait = TakeWait(request.number, request.future, stream)
+    wait = TakeWait(request.number, request.answer, stream)
     channel.wait_for(rid, wait)
     return request, wait
 
@@ -97,20 +107,14 @@ def _claim(channel: Channel, rid: str) -> None:
 
 
 def _give_up(session: Session, channel: Channel, rid: str, request: Request, wait: TakeWait) -> None:
-    """The wait ended without a payload for the caller. One that came meanwhile goes back to its place."""
+    """The wait ended without a payload for the caller. What came meanwhile is for the next one."""
     with session.lock:
-        channel.forget_wait(rid, wait)
+        for number in channel.forget_wait(rid, wait):
+            session.requests.drop(number)
         session.cancel(request)
-        if request.future.done() and request.future.exception() is None:
-            channel.put_back(rid, request.future.result())
-        if not any(w is not wait for w in getattr(channel.queues.get(rid), "waits", ())) and rid not in channel.queues:
+        if rid not in channel.queues:
             channel.claimed.discard(rid)
-    session.wake()
-
-
-def _note(session: Session, taken: Taken) -> None:
-    if taken.arrived is not None:
-        session.note_taken(taken.arrived.arena.uuid, taken.arrived.hold)
+    session.push()
 
 
 def opened(session: Session, channel: Channel, taken: Taken, copy: bool | None) -> Payload:
@@ -129,7 +133,7 @@ def opened(session: Session, channel: Channel, taken: Taken, copy: bool | None) 
             session.freed.extend((item.arena.uuid, item.hold) for item in dropped)
             for request in answered:
                 session.requests.drop(request)
-        session.wake()
+        session.later()
         raise
 
 
@@ -159,5 +163,6 @@ def polled(session: Session, channel: Channel, copy: bool | None) -> Polled:
             else:
                 found.setdefault(rid, []).append(payload)
     if items:
-        session.wake()
+        # What was taken need not be said at once.
+        session.later()
     return found

@@ -53,7 +53,6 @@ def _shown(session: Session, message: msg.Shown) -> None:
 def _deliver(session: Session, message: msg.Deliver) -> None:
     arena = session.arena
     assert arena is not None
-    woken: dict[int, Channel] = {}
     for descriptor in message.descriptors:
         arrived = Arrived(descriptor, arena)
         channel = session.channels.get((descriptor.edge, descriptor.reader))
@@ -61,11 +60,12 @@ def _deliver(session: Session, message: msg.Deliver) -> None:
             session.freed.append((arena.uuid, arrived.hold))
             continue
         back, answered = channel.deliver(arrived)
-        session.freed.extend((arena.uuid, hold) for hold in back)
-        _answered(session, channel, answered)
-        woken[id(channel)] = channel
-    for channel in woken.values():
-        _wake_pollers(session, channel)
+        for hold in back:
+            # A payload that this process still has, views and all, is given back when they die.
+            if hold not in session.held:
+                session.freed.append((arena.uuid, hold))
+        if answered or channel.poll_waits:
+            _answered(session, channel, answered)
 
 
 def _answered(session: Session, channel: Channel, requests: list[int]) -> None:
@@ -165,8 +165,7 @@ def _ping(session: Session, message: msg.Ping) -> None:
 
 def _resend(session: Session, message: msg.Resend) -> None:
     """Numbered messages were lost on the way: say them again, in order, before anything newer."""
-    again = [m for number, m in session.outgoing.unacked.items() if number >= message.number]
-    session.resend.extend(again)
+    session.say_again(message.number)
 
 
 def _stopping(session: Session, message: msg.Stopping) -> None:

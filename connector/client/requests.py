@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +15,40 @@ from connector.wire.messages import Message
 GRACE = 2.0
 
 
-def new_future() -> Future[Any]:
-    """A future that cannot be cancelled from outside: the I/O thread must always be able to answer it."""
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()
-    return future
+class Answer:
+    """What a caller waits for: a value or an error, given once, by any thread; what is given later is ignored.
+
+    Much cheaper than a concurrent.futures.Future: one is made and given for each payload that is waited for.
+    """
+
+    __slots__ = ("_error", "_value", "done", "tell")
+
+    def __init__(self) -> None:
+        self.done = False
+        self._value: Any = None
+        self._error: ConnectorError | None = None
+        #: Called, by whoever gives it, once it is given; set before `done` is looked at.
+        self.tell: Callable[[], object] | None = None
+
+    def give(self, value: Any, error: ConnectorError | None = None) -> None:
+        if not self.done:
+            self._value, self._error = value, error
+            self.done = True
+        # Every time: who was interrupted in here (by a signal's handler) may have told nobody.
+        if self.tell is not None:
+            self.tell()
+
+    def is_done(self) -> bool:
+        return self.done
+
+    def failed(self) -> bool:
+        return self._error is not None
+
+    def result(self) -> Any:
+        """The value; raises the error. It must be done."""
+        if self._error is not None:
+            raise self._error
+        return self._value
 
 
 @dataclass(slots=True)
@@ -28,7 +56,7 @@ class Request:
     """One question to the broker. `message` None: a wait that only this process ends."""
 
     number: int
-    future: Future[Any]
+    answer: Answer
     #: Monotonic seconds; then the answer is not waited for any more.
     give_up: float
     message: Message | None
@@ -64,17 +92,20 @@ class Requests:
 
     def answer(self, number: int, value: Any) -> bool:
         """False if nobody waits for it any more."""
-        request = self._open.pop(number, None)
+        request = self._open.get(number)
         if request is None:
             return False
-        request.future.set_result(value)
+        request.answer.give(value)
+        # Behind it: who is interrupted in between is answered again.
+        self._open.pop(number, None)
         return True
 
     def fail(self, number: int, error: ConnectorError) -> bool:
-        request = self._open.pop(number, None)
+        request = self._open.get(number)
         if request is None:
             return False
-        request.future.set_exception(error)
+        request.answer.give(None, error)
+        self._open.pop(number, None)
         return True
 
     def drop(self, number: int) -> bool:

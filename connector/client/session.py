@@ -1,8 +1,7 @@
-"""The client's state: one lock, one door for what the broker says (`receive`), one for what goes out (`collect`).
+"""The client's state: one lock, one door for what the broker says (`receive`), one for what goes out (`post`).
 
-Callers' threads change it under the lock and leave messages in `outbound`; the link's thread numbers and
-sends them. Finalisers append to `freed` and write an eventfd, nothing else: the collector may run them
-inside any lock.
+Callers' threads change it under the lock and queue messages; whoever comes first frames and sends them (outlet.py).
+Finalisers append to `freed` and set an alarm, nothing else: the collector may run them inside any lock.
 """
 
 from __future__ import annotations
@@ -13,15 +12,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 from connector.arena.arena import Arena
 from connector.client import receive
 from connector.client.blocks import BlockCache, ReservedBlock
 from connector.client.inbox import Channel
 from connector.client.outgoing import Abort, Numbered, Outgoing, Ticket
-from connector.client.requests import GRACE, Request, Requests, new_future
+from connector.client.requests import GRACE, Answer, Request, Requests
 from connector.core.directory.events import Hold
 from connector.core.errors import BrokerLost, ClientClosed, ConnectorError
 from connector.core.names import Edge, Handle
@@ -32,22 +30,39 @@ log = logging.getLogger("connector.client")
 
 #: Holds in one Release or Took.
 BATCH = 2000
+NUMBERED = frozenset(get_args(Numbered))
+#: They mean the life that was taken from before them: what was taken is said first, and what is taken later behind.
+BEHIND_TAKEN = frozenset((msg.Finish, msg.Begin, msg.Enter, msg.Seal))
+
+
+class Out(NamedTuple):
+    """What goes out: messages that are not framed yet, frames that are not sent yet, and how many were framed since the
+    last Hello. Framing replaces all three in one store, which no signal's handler can come between."""
+
+    waiting: deque[msg.Message]
+    frames: tuple[bytes, ...] = ()
+    order: int = 0
 
 
 class Session:
     """Everything of one node but its sockets."""
 
-    def __init__(self, stage: str, tried: str, wake: Callable[[], None]) -> None:
+    #: Set by the link. Send what is queued, in this thread; have it sent soon; have the thread that reads look up; read
+    #: in this thread until the first argument says so, at most so many seconds: False if it cannot.
+    push: Callable[[], None]
+    nudge: Callable[[], None]
+    lead: Callable[[Callable[[], object], float], bool]
+
+    def __init__(self, stage: str, tried: str, wake: Callable[[], None], later: Callable[[], None]) -> None:
+        """`wake`, `later`: the link's thread looks up now, or in a moment; any finaliser may call them."""
         self.stage = stage
         #: Where the broker was looked for, for errors.
         self.tried = tried
-        self.wake = wake
+        self.wake, self.later = wake, later
         #: Monotonic seconds at which the link's thread looks again by itself; infinite while it is awake.
         self.sleeps_until = math.inf
         self.lock = threading.Lock()
-        self.outbound: deque[tuple[msg.Message, list[Ticket]]] = deque()
-        #: Numbered messages to send once more, before anything newer.
-        self.resend: deque[msg.Message] = deque()
+        self.out = Out(deque())
         self.freed: deque[tuple[str, Hold]] = deque()
         self.just_taken: deque[tuple[str, Hold]] = deque()
         #: Taken and not yet released, in this arena's epoch.
@@ -55,8 +70,6 @@ class Session:
         self.requests = Requests()
         self.blocks = BlockCache()
         self.outgoing = Outgoing()
-        #: Flushes that wait for what is in `outbound` to be numbered.
-        self.flush_marks: deque[Request] = deque()
         self.channels: dict[tuple[Edge, int], Channel] = {}
         self.seen = 0
         #: Numbered messages that the broker had applied when it sent what is being received.
@@ -82,28 +95,33 @@ class Session:
             raise self.orphaned.anew()
 
     def post(self, message: msg.Message, tickets: list[Ticket] | None = None) -> None:
-        """Queue a message; the lock must be held. The caller wakes the link.
+        """Queue a message; the lock must be held. The caller pushes, or has it sent later."""
+        kind = type(message)
+        if kind in BEHIND_TAKEN:
+            self.queue_taken()
+        if kind in NUMBERED:
+            self.outgoing.number_it(message, tickets)  # type: ignore[arg-type]
+        self.out.waiting.append(message)
 
-        A finish or a put means the life that was taken from before it: what was taken goes first, and what is taken
-        later goes behind it.
-        """
-        if isinstance(message, (msg.Finish, msg.Begin, msg.Enter, msg.Seal)):
-            self._queue_taken()
-        self.outbound.append((message, tickets or []))
-
-    def _queue_taken(self) -> None:
-        """Queue the word of what was taken and released since the last one."""
+    def queue_taken(self) -> None:
+        """Queue the word of what was taken and released since the last one. Said twice, if this is interrupted."""
         if not self.freed and not self.just_taken:
             return
         uuid = self.arena.uuid if self.arena is not None else ""
-        freed = [hold for owner, hold in _drain(self.freed) if owner == uuid]
+        # At one go each: finalisers may append meanwhile.
+        all_freed, all_taken = list(self.freed), list(self.just_taken)
+        freed = [hold for owner, hold in all_freed if owner == uuid]
         self.held.difference_update(freed)
         gone = set(freed)
-        took = [hold for owner, hold in _drain(self.just_taken) if owner == uuid and hold not in gone]
+        took = [hold for owner, hold in all_taken if owner == uuid and hold not in gone]
         for start in range(0, len(took), BATCH):
-            self.outbound.append((msg.Took(tuple(took[start : start + BATCH])), []))
+            self.post(msg.Took(tuple(took[start : start + BATCH])))
         for start in range(0, len(freed), BATCH):
-            self.outbound.append((msg.Release(0, tuple(freed[start : start + BATCH])), []))
+            self.post(msg.Release(0, tuple(freed[start : start + BATCH])))
+        for _ in all_freed:
+            self.freed.popleft()
+        for _ in all_taken:
+            self.just_taken.popleft()
 
     def ask(
         self, make: Callable[[int], msg.Message], timeout: float, rids: tuple[str, ...] = (), grace: float = GRACE
@@ -112,20 +130,22 @@ class Session:
         number = self.requests.next_number()
         message = make(number)
         now = time.monotonic()
-        request = Request(number, new_future(), now + timeout + grace, message, rids, since=now)
-        self.requests.add(request)
+        request = Request(number, Answer(), now + timeout + grace, message, rids, since=now)
+        self._await(request)
         self.post(message)
         return request
 
     def wait_here(self, timeout: float, default: Any) -> Request:
         """A wait that only this process ends; after `timeout` it returns `default`. The lock must be held."""
         now = time.monotonic()
-        request = Request(self.requests.next_number(), new_future(), now + timeout, None, (), default, now)
-        return self.requests.add(request)
+        request = Request(self.requests.next_number(), Answer(), now + timeout, None, (), default, now)
+        self._await(request)
+        return request
 
-    def wake_for(self, request: Request) -> None:
-        """A wait of this process alone: the link need not wake for it before its time is over."""
+    def _await(self, request: Request) -> None:
+        self.requests.add(request)
         if request.give_up < self.sleeps_until:
+            # The link's thread is to look up when its time is over.
             self.wake()
 
     def cancel(self, request: Request) -> None:
@@ -151,13 +171,13 @@ class Session:
     def free(self, uuid: str, hold: Hold) -> None:
         """A payload's last view died. Called by finalisers: no lock, no send, no log."""
         self.freed.append((uuid, hold))
-        self.wake()
+        self.later()
 
     def note_taken(self, uuid: str, hold: Hold) -> None:
         self.held.add(hold)
         self.just_taken.append((uuid, hold))
 
-    # -- the link's thread ------------------------------------------------------------------------
+    # -- the thread that reads --------------------------------------------------------------------
 
     def receive(self, envelope: Envelope) -> None:
         """All that the broker says, in order; its acknowledgement last."""
@@ -170,9 +190,7 @@ class Session:
     def reopened(self, rid: str, applied: int) -> bool:
         """The session finished, began or entered the rid after the first `applied` of its numbered messages: what the
         broker says of the rid as it was then, is of a former use, or it will say it again."""
-        words = (msg.Begin, msg.Enter, msg.Finish)
-        queued = any(isinstance(m, words) and m.rid == rid for m, _ in self.outbound)
-        return queued or self.outgoing.opened.get(rid, 0) > applied
+        return self.outgoing.opened.get(rid, 0) > applied
 
     def aborted(self, rid: str) -> Abort | None:
         """The rid's abort, if that is the last that this session knows of it: nothing of a later life was read."""
@@ -182,40 +200,32 @@ class Session:
         later = any(channel.taken_life.get(rid, 0) > abort.life for channel in self.channels.values())
         return None if later else abort
 
-    def collect(self) -> list[msg.Message]:
-        """What is to be sent now, numbered."""
-        with self.lock:
-            self._queue_taken()
-            out = [self.resend.popleft() for _ in range(len(self.resend))]
-            while self.outbound:
-                message, tickets = self.outbound.popleft()
-                self._number(message, tickets)
-                out.append(message)
-            while self.flush_marks:
-                mark = self.flush_marks.popleft()
-                self.outgoing.when_acked(partial(self._flushed, mark))
-            return out
+    def say_again(self, number: int) -> None:
+        """Numbered messages from `number` on were lost on the way: in order, before anything newer. Lock held."""
+        waiting = self.out.waiting
+        queued = {id(message) for message in waiting}
+        again = [m for at, m in self.outgoing.unacked.items() if at >= number and id(m) not in queued]
+        waiting.extendleft(reversed(again))
 
-    def _flushed(self, mark: Request, error: ConnectorError | None) -> None:
+    def collect(self) -> list[msg.Message]:
+        """What is to be framed now. The lock must be held."""
+        self.queue_taken()
+        return list(self.out.waiting)
+
+    def flushed(self, mark: Request, error: ConnectorError | None) -> None:
         if error is None:
             self.requests.answer(mark.number, True)
         else:
             self.requests.fail(mark.number, error)
-
-    def _number(self, message: msg.Message, tickets: list[Ticket]) -> None:
-        if isinstance(message, Numbered):
-            self.outgoing.number_it(message)
-            if tickets:
-                self.outgoing.tickets[message.number] = tickets
 
     def tick(self, now: float) -> None:
         """Requests whose time is over, blocks that are idle."""
         with self.lock:
             for request in self.requests.due(now):
                 if request.message is None:
-                    request.future.set_result(request.default)
+                    request.answer.give(request.default)
                 else:
-                    request.future.set_exception(self.lost(request))
+                    request.answer.give(None, self.lost(request))
             self.give_back(self.blocks.take_idle(now))
 
     def next_deadline(self) -> float | None:
@@ -225,26 +235,28 @@ class Session:
 
     # -- the link's ups and downs -----------------------------------------------------------------
 
-    def connected(self, welcome: msg.Welcome, arena: Arena, read_arena: Arena | None) -> list[msg.Message]:
-        """A broker let us in. The messages to send first: subscriptions, and what must be said again."""
+    def connected(self, welcome: msg.Welcome, arena: Arena, read_arena: Arena | None) -> None:
+        """A broker let us in. Queued first: what must be said again, and subscriptions."""
         with self.lock:
             self.limits = welcome.limits
             self.blocks.limit = int(welcome.limits.get("ahead_session", 0))
-            self.up, self.stopping, self.lost_reason = True, False, ""
             again: list[msg.Message] = []
             # A broker that answered our first Hello too late knows us, but we do not know it.
             if not welcome.again or self.arena is None:
                 again += self._start_anew(welcome, arena, read_arena)
             else:
                 applied = int(welcome.limits.get("applied", 0))
-                again += [m for number, m in self.outgoing.unacked.items() if number > applied]
+                queued = {id(message) for message in self.out.waiting}
+                unacked = self.outgoing.unacked.items()
+                again += [m for number, m in unacked if number > applied and id(m) not in queued]
             for channel in self.channels.values():
                 if channel.subscribed:
                     again.append(channel.subscription(0))
                     again += [msg.Claim(channel.edge, channel.reader, rid) for rid in sorted(channel.claimed)]
-            planned = {id(message) for message, _ in self.outbound} | {id(message) for message in again}
-            again += [r.message for r in self.requests if r.message is not None and id(r.message) not in planned]
-            return again
+            planned = {id(message) for message in (*self.out.waiting, *again)}
+            asked = [r.message for r in self.requests if r.message is not None and id(r.message) not in planned]
+            self.out = Out(deque([*again, *asked, *self.out.waiting]))
+            self.up, self.stopping, self.lost_reason = True, False, ""
 
     def _start_anew(self, welcome: msg.Welcome, arena: Arena, read_arena: Arena | None) -> list[msg.Message]:
         """Another broker, or the first: nothing of the old one's handles means anything any more."""
@@ -252,42 +264,32 @@ class Session:
         error = BrokerLost("the broker was started anew; the payload is lost", path=self.tried)
         if not first:
             self.blocks.take_all()
-            self.outbound = deque((m, t) for m, t in self.outbound if not self._bound_to_arena(m, t, error))
             for channel in self.channels.values():
                 channel.start_anew()
         self.arena, self.read_arena = arena, read_arena
         self.number = welcome.session
         self.seen = int(welcome.limits.get("seen", 0))
         self.held.clear()
-        again: list[msg.Message] = []
-        for message in self.outgoing.lose_all(error):
-            self.outgoing.number_it(message)
-            again.append(message)
-        for said in (*again, *(queued for queued, _ in self.outbound)):
-            if isinstance(said, msg.Enter):
+        again: list[msg.Message] = list(self.outgoing.lose_all(error))
+        for message in again:
+            if isinstance(message, msg.Enter):
                 # This broker numbers lives from the start: what was heard from the last one is of none of them.
-                said.heard, said.reason = 0, ""
+                message.heard, message.reason = 0, ""
+        kept = [m for m in self.out.waiting if type(m) not in NUMBERED and not isinstance(m, msg.Took)]
+        self.out = Out(deque(kept))
         return again
-
-    def _bound_to_arena(self, message: msg.Message, tickets: list[Ticket], error: ConnectorError) -> bool:
-        """True for a queued message that names handles of the old arena; its puts are lost."""
-        if not isinstance(message, (msg.Seal, msg.Return, msg.Release, msg.Took)):
-            return False
-        for ticket in tickets:
-            self.outgoing.refuse(ticket, error)
-        return True
 
     def disconnected(self, reason: str) -> None:
         with self.lock:
             self.up = False
             self.lost_reason = reason
+            self.out = Out(self.out.waiting)
 
     def reserved(self) -> tuple[Handle, ...]:
         """Handles that this session knows to be its own, for a resync: cached, and sealed but unacknowledged."""
         with self.lock:
             sealed = [m.handle for m in self.outgoing.unacked.values() if isinstance(m, msg.Seal)]
-            queued = [m.handle for m, _ in self.outbound if isinstance(m, msg.Seal)]
-            return (*self.blocks.handles(), *sealed, *queued)
+            return (*self.blocks.handles(), *sealed)
 
     def orphan(self) -> None:
         """The private broker has ended: whoever waits, waits in vain."""
@@ -300,13 +302,4 @@ class Session:
         with self.lock:
             for request in self.requests:
                 self.requests.fail(request.number, error.anew())
-            for message, tickets in self.outbound:
-                if isinstance(message, msg.Seal):
-                    for ticket in tickets:
-                        ticket.resolve(None, error)
             self.outgoing.give_up(error)
-
-
-def _drain(queue: deque[tuple[str, Hold]]) -> list[tuple[str, Hold]]:
-    """All that is there now; finalisers may append meanwhile."""
-    return [queue.popleft() for _ in range(len(queue))]

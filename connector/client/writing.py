@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from connector.arena import blocks as arena_blocks
 from connector.arena import tensors
@@ -46,29 +46,64 @@ class _Plan(NamedTuple):
     length: int
 
 
-def put_step(session: Session, edge: Edge, items: Sequence[Item], timeout: float) -> Verb[list[Ticket]]:
-    """Seal all items as one block; a ticket for each, in order.
+def put_now(session: Session, edge: Edge, items: Sequence[Item]) -> list[Ticket] | None:
+    """Seal all items as one block if there is room at hand; a ticket for each, in order. None: `put_step` waits for it.
 
-    Raises at once what the client can know (types, sizes, limits, an abort it saw, an earlier refusal on a
-    stream), PoolFull or PoolDeadlock while waiting for room, BrokerLost if the broker is away. Then nothing
+    Raises what the client can know: types, sizes, limits, an abort it saw, an earlier refusal on a stream. Then nothing
     of the step was put.
     """
     plan = _plan(session, edge, items)
+    if plan.data_bytes >= tensors.HELD_BELOW:
+        with session.lock:
+            _admit(session, edge, items)
+            block = _at_hand(session, edge, plan)
+        return _fill(session, edge, items, plan, block) if block is not None else None
+    with session.lock:
+        # A short copy is made under the lock: to take it twice would cost more.
+        indexes = _admit(session, edge, items)
+        block = _at_hand(session, edge, plan)
+        if block is None:
+            return None
+        tickets = None
+        try:
+            _copy(items, plan, block)
+            tickets = _seal(session, edge, items, indexes, plan, block)
+        finally:
+            if tickets is None:
+                session.give_back([block])
+    session.push()
+    return tickets
+
+
+def put_step(session: Session, edge: Edge, items: Sequence[Item], timeout: float) -> Verb[list[Ticket]]:
+    """As put_now, but waits up to `timeout` seconds for room: PoolFull or PoolDeadlock meanwhile, BrokerLost if the
+    broker is away."""
+    plan = _plan(session, edge, items)
     block = yield from _acquire(session, edge, plan, items, timeout)
+    return _fill(session, edge, items, plan, block)
+
+
+def _fill(session: Session, edge: Edge, items: Sequence[Item], plan: _Plan, block: ReservedBlock) -> list[Ticket]:
     tickets: list[Ticket] | None = None
     try:
-        base = block.handle.offset + plan.data_offset
-        for item, laid in zip(items, plan.laid, strict=True):
-            for slot, tensor in zip(laid.manifest.slots, item.payload.values(), strict=True):
-                tensors.copy_in(block.arena, base + slot.offset, tensor, slot.nbytes)
+        _copy(items, plan, block)
         with session.lock:
-            tickets = _seal(session, edge, items, plan, block)
+            # Once more: what was put, or heard, while the copy was made.
+            indexes = _admit(session, edge, items)
+            tickets = _seal(session, edge, items, indexes, plan, block)
     finally:
         if tickets is None:
             with session.lock:
                 session.give_back([block])
-        session.wake()
+        session.push()
     return tickets
+
+
+def _copy(items: Sequence[Item], plan: _Plan, block: ReservedBlock) -> None:
+    arena, base = block.arena, block.handle.offset + plan.data_offset
+    for item, laid in zip(items, plan.laid, strict=True):
+        for slot, tensor in zip(laid.manifest.slots, item.payload.values(), strict=True):
+            tensors.copy_in(arena, base + slot.offset, tensor, slot.nbytes)
 
 
 def _plan(session: Session, edge: Edge, items: Sequence[Item]) -> _Plan:
@@ -101,25 +136,45 @@ def _plan(session: Session, edge: Edge, items: Sequence[Item]) -> _Plan:
     return _Plan(laid, data_offset, size, min(length, pool) if pool else length)
 
 
+def _admit(session: Session, edge: Edge, items: Sequence[Item]) -> list[int]:
+    """The index of each item, if all of them may be put. Lock held."""
+    session.must_be_open()
+    if len(items) == 1:
+        item = items[0]
+        return [session.outgoing.admit(edge, item.rid, item.index, item.attempt)]
+    indexes: list[int] = []
+    placed: dict[str, int] = {}
+    for item in items:
+        index = session.outgoing.admit(edge, item.rid, item.index, item.attempt)
+        if item.index is None and item.rid in placed:
+            index = placed[item.rid]
+        placed[item.rid] = index + 1
+        indexes.append(index)
+    return indexes
+
+
+def _at_hand(session: Session, edge: Edge, plan: _Plan) -> ReservedBlock | None:
+    """A block from the shelf, if there is one. Lock held."""
+    block = session.blocks.pop(plan.length, time.monotonic())
+    # What is asked ahead goes with the put's own message.
+    _ask_ahead(session, edge, plan.length)
+    return block
+
+
 def _acquire(session: Session, edge: Edge, plan: _Plan, items: Sequence[Item], timeout: float) -> Verb[ReservedBlock]:
     """A block from the shelf, or the broker's next free one, if the items may be put. What it yields for is its
     waiting."""
-    now = time.monotonic()
     with session.lock:
-        session.must_be_open()
-        for item in items:
-            session.outgoing.admit(edge, item.rid, item.index, item.attempt, session.seen)
-        block = session.blocks.pop(plan.length, now)
-        _ask_ahead(session, edge, plan.length)
+        _admit(session, edge, items)
+        block = _at_hand(session, edge, plan)
         if block is not None:
-            # What was asked ahead goes with the put's own message.
             return block
         rids = tuple([item.rid for item in items])
         request = session.ask(lambda n: msg.Reserve(n, edge, (plan.length,), timeout, rids[:64], False), timeout, rids)
-    session.wake()
+    session.push()
     granted: list[ReservedBlock] | None = None
     try:
-        granted = yield request.future
+        granted = yield request.answer
     finally:
         if granted is None:
             _give_up(session, request)
@@ -130,9 +185,9 @@ def _give_up(session: Session, request: Request) -> None:
     """The wait ended without room for the caller; what is granted all the same goes back."""
     with session.lock:
         session.cancel(request)
-        if request.future.done() and request.future.exception() is None:
-            session.give_back(request.future.result())
-    session.wake()
+        if request.answer.done and not request.answer.failed():
+            session.give_back(request.answer.result())
+    session.push()
 
 
 def _ask_ahead(session: Session, edge: Edge, length: int) -> None:
@@ -141,30 +196,26 @@ def _ask_ahead(session: Session, edge: Edge, length: int) -> None:
         return
     request = session.ask(lambda n: msg.Reserve(n, edge, (length,) * count, 0.0, (), True), 30.0)
 
-    def keep(future: Any) -> None:
-        # Runs in the I/O thread, under the session's lock.
-        granted = future.result() if future.exception() is None else []
+    def keep() -> None:
+        # Runs in the link's thread, under the session's lock.
+        granted = request.answer.result() if not request.answer.failed() else []
         if session.closed:
             session.give_back(granted)
         else:
             session.blocks.add(length, count, granted)
 
-    request.future.add_done_callback(keep)
+    request.answer.tell = keep
 
 
-def _seal(session: Session, edge: Edge, items: Sequence[Item], plan: _Plan, block: ReservedBlock) -> list[Ticket]:
-    """Give each member its index, write the header, store the ready word, queue the message. Lock held."""
-    session.must_be_open()
+def _seal(
+    session: Session, edge: Edge, items: Sequence[Item], indexes: list[int], plan: _Plan, block: ReservedBlock
+) -> list[Ticket]:
+    """Write the header, store the ready word, queue the message. Lock held."""
     if block.arena is not session.arena:
         raise BrokerLost("the broker was started anew while the payload was copied", path=session.tried)
     members: list[Member] = []
     tickets: list[Ticket] = []
-    placed: dict[str, int] = {}
-    for item, laid in zip(items, plan.laid, strict=True):
-        index = session.outgoing.admit(edge, item.rid, item.index, item.attempt, session.seen)
-        if item.index is None and item.rid in placed:
-            index = placed[item.rid]
-        placed[item.rid] = index + 1
+    for item, index, laid in zip(items, indexes, plan.laid, strict=True):
         member = (item.rid, index, item.attempt, item.flags, item.readers, laid.packed, laid.nbytes)
         members.append(tuple.__new__(Member, member))
         tickets.append(Ticket(edge, item.rid, index))

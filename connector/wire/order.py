@@ -49,18 +49,17 @@ class InOrder:
         return bool(self._early)
 
     def take(self, envelope: Envelope) -> list[Envelope]:
-        """What can be read now. A frame without an order is read as it comes.
-
-        ProtocolViolation: a frame that was read before, or too many that wait.
-        """
-        if not envelope.order:
+        """What can be read now. A frame without an order is read as it comes; one that came before is no news: its
+        sender was interrupted behind the sending. ProtocolViolation: too many that wait for one before them."""
+        order = envelope.order
+        if not order:
             return [envelope]
-        if envelope.order < self._next or envelope.order in self._early:
-            raise ProtocolViolation("a frame came twice", order=envelope.order, expected=self._next)
-        if envelope.order == self._next and not self._early:
+        if order == self._next and not self._early:
             self._next += 1
             return [envelope]
-        self._early[envelope.order] = envelope
+        if order < self._next:
+            return []
+        self._early[order] = envelope
         ready: list[Envelope] = []
         while self._next in self._early:
             ready.append(self._early.pop(self._next))
@@ -68,3 +67,10 @@ class InOrder:
         if len(self._early) > MOST_EARLY:
             raise ProtocolViolation("a frame is missing", expected=self._next, size=len(self._early), limit=MOST_EARLY)
         return ready
+
+    def is_next(self, envelope: Envelope) -> bool:
+        """Whether nothing is missing before it. Who has read it says so by `passed`."""
+        return envelope.order == self._next and not self._early
+
+    def passed(self, envelope: Envelope) -> None:
+        self._next = envelope.order + 1

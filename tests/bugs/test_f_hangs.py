@@ -351,6 +351,7 @@ def _lose_once(monkeypatch: pytest.MonkeyPatch, node: Node, kind: type[msg.Messa
         for message in collect():
             if not lost and type(message) is kind:
                 lost.append(message)
+                session.out.waiting.remove(message)
             else:
                 kept.append(message)
         return kept

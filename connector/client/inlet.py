@@ -1,0 +1,224 @@
+"""What a node hears: read by a caller that waits for it (it *leads*), and by the link's own thread while none does.
+
+A thread less that has to wake for a payload is a good part of its way. But Python runs signals' handlers in the main
+thread, between any two instructions, and they may raise: what a caller read may be applied by half. So a frame comes
+off the socket and into `came` in one call, and leaves it once it is applied; a caller applies nothing but deliveries,
+which may be applied again (inbox.py), and leaves the rest to the link's thread, which no handler interrupts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from threading import get_ident
+
+from connector.client.lifeline import Lifeline
+from connector.client.session import Session
+from connector.core.errors import ProtocolViolation
+from connector.wire import codec
+from connector.wire import messages as msg
+from connector.wire.codec import Envelope
+from connector.wire.order import InOrder
+
+log = logging.getLogger("connector.client")
+
+#: Frames read at one go.
+TURN = 64
+MOST_FRAME = 64 << 20
+
+
+class Inlet:
+    """The receiving side of a link. `wake`, `later`: the link's thread is needed, at once or in a moment."""
+
+    def __init__(self, session: Session, wake: Callable[[], None], later: Callable[[], None]) -> None:
+        self._session = session
+        self._wake, self._later = wake, later
+        self._reading = threading.Lock()
+        #: The thread that has `_reading`, soon after it has it.
+        self._reader = 0
+        self._nudge = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller = select.epoll()
+        self._poller.register(self._nudge, select.EPOLLIN)
+        self._lifeline: Lifeline | None = None
+        self._came: deque[bytes] = deque()
+        self._arriving = InOrder()
+        #: What comes wakes the link's thread.
+        self._listens = False
+        self._listener: select.epoll | None = None
+        self.ended = False
+
+    # -- the link's thread ------------------------------------------------------------------------
+
+    def watched_by(self, listener: select.epoll) -> None:
+        """The epoll that the link's thread sleeps in."""
+        self._listener = listener
+        listener.register(self._poller.fileno(), select.EPOLLIN)
+        self._listens = True
+
+    def begin(self) -> None:
+        """A Hello goes out: the broker numbers what it says from 1."""
+        with self._reading:
+            self._came.clear()
+            self._arriving = InOrder()
+            self.ended = False
+
+    def first(self, frame: bytes) -> list[Envelope]:
+        """The broker's answer to Hello. ProtocolViolation: it cannot be read."""
+        return self._arriving.take(codec.decode(frame, from_broker=True))
+
+    def attach(self, lifeline: Lifeline) -> None:
+        with self._reading:
+            self._lifeline = lifeline
+            self._poller.register(lifeline.stream, select.EPOLLIN)
+
+    def detach(self) -> None:
+        self.nudge()
+        with self._reading:
+            if self._lifeline is not None:
+                self._poller.unregister(self._lifeline.stream)
+                self._lifeline = None
+
+    def close(self) -> None:
+        self._poller.close()
+        os.close(self._nudge)
+
+    @property
+    def waits(self) -> bool:
+        """Something came that waits for a frame on its way through ZeroMQ."""
+        return self._arriving.waits
+
+    def listen(self) -> None:
+        """Nobody leads: what comes is for the link's thread again."""
+        if not self._listens and not self._reading.locked() and self._listener is not None:
+            self._listens = True
+            self._listener.modify(self._poller.fileno(), select.EPOLLIN)
+
+    def read(self) -> None:
+        """Everything that is there, in the link's thread."""
+        if not self._reading.acquire(blocking=False):
+            self._rest()
+            return
+        try:
+            self._reader = get_ident()
+            self._apply_all()
+            for _ in range(TURN):
+                if not self._poller.poll(0) or not self._receive():
+                    return
+                self._apply_all()
+        finally:
+            self._reader = 0
+            self._reading.release()
+
+    def take(self, frame: bytes) -> None:
+        """A frame that came through ZeroMQ."""
+        self.nudge()
+        with self._reading:
+            self._apply(frame)
+
+    # -- callers ----------------------------------------------------------------------------------
+
+    def lead(self, answered: Callable[[], object], seconds: float) -> bool:
+        """Read in the caller's thread until `answered()`, at most so many seconds. False: it is not answered; another
+        thread reads, or has to."""
+        if not self._session.up or not self._reading.acquire(blocking=False):
+            return False
+        try:
+            self._reader = get_ident()
+            self._rest()
+            left = seconds
+            until = 0.0
+            while not answered() and not self._came:
+                if not until:
+                    until = time.monotonic() + seconds
+                elif (left := until - time.monotonic()) <= 0:
+                    return False
+                if not self._hear(left):
+                    break
+            return bool(answered())
+        finally:
+            self._reader = 0
+            self._reading.release()
+            if self._came or self.ended:
+                self._wake()
+            elif len(self._session.requests):
+                # Others may wait, too.
+                self.listen()
+            else:
+                self._later()
+
+    def nudge(self) -> None:
+        """Whoever leads looks up: something was answered, or has ended, in another thread."""
+        if self._reading.locked() and self._reader != get_ident():
+            os.eventfd_write(self._nudge, 1)
+
+    def _rest(self) -> None:
+        """What comes does not wake the link's thread."""
+        if self._listens and self._listener is not None:
+            self._listens = False
+            self._listener.modify(self._poller.fileno(), 0)
+
+    def _hear(self, seconds: float) -> bool:
+        """Wait, and apply what comes; False if the leader must stop."""
+        poll = self._poller.poll
+        ready = poll(seconds)
+        for _ in range(TURN):
+            if not ready:
+                return True
+            for fd, _ in ready:
+                if fd == self._nudge:
+                    os.eventfd_read(fd)
+                    return False
+            if not self._receive() or not self._apply_deliveries():
+                return False
+            ready = poll(0)
+        return True
+
+    # -- whoever reads ----------------------------------------------------------------------------
+
+    def _receive(self) -> bool:
+        """One frame into `came`, in one call; False at the lifeline's end."""
+        lifeline = self._lifeline
+        if lifeline is None or self.ended:
+            return False
+        lifeline.receive_into(self._came)
+        if self._came and not self._came[-1]:
+            self._came.pop()
+            self.ended = True
+            return False
+        return True
+
+    def _apply_all(self) -> None:
+        while self._came:
+            self._apply(self._came[0])
+            self._came.popleft()
+
+    def _apply(self, frame: bytes) -> None:
+        for envelope in self._arriving.take(self._decode(frame)):
+            self._session.receive(envelope)
+
+    def _apply_deliveries(self) -> bool:
+        """False if there is something that is not for a caller's thread."""
+        arriving = self._arriving
+        while self._came:
+            envelope = self._decode(self._came[0])
+            if not arriving.is_next(envelope):
+                return False
+            for message in envelope.messages:
+                if type(message) is not msg.Deliver:
+                    return False
+            self._session.receive(envelope)
+            arriving.passed(envelope)
+            self._came.popleft()
+        return True
+
+    def _decode(self, frame: bytes) -> Envelope:
+        try:
+            return codec.decode(frame, from_broker=True, max_frame=MOST_FRAME)
+        except ProtocolViolation as error:
+            log.error("the broker sent what cannot be read: %s", error)
+            return Envelope(0, [])
