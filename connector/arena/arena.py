@@ -41,7 +41,7 @@ def uuid_words(uuid: str) -> tuple[int, int]:
 class Arena:
     """A mapped ARENA. uuid: 32 hex digits; size: bytes for blocks; data_begin: where they begin."""
 
-    __slots__ = ("data_begin", "end", "segment", "size", "uuid")
+    __slots__ = ("data_begin", "end", "readonly", "segment", "size", "uuid")
 
     def __init__(self, segment: Segment, uuid: str, size: int) -> None:
         self.segment = segment
@@ -50,11 +50,8 @@ class Arena:
         self.data_begin = DATA_BEGIN
         #: Where blocks end, in bytes from the segment's start.
         self.end = DATA_BEGIN + size
-
-    @property
-    def readonly(self) -> bool:
-        """Whether this mapping faults on a write."""
-        return self.segment.readonly
+        #: Whether this mapping faults on a write.
+        self.readonly = segment.readonly
 
     @property
     def epoch(self) -> int:

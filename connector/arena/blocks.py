@@ -32,10 +32,10 @@ from connector.core.layout import ALIGN, align_up
 
 HEADER = 64
 MAGIC = int.from_bytes(b"TCB1", "little")
-#: magic, flags, generation, session, meta_bytes, members, data_offset, data_bytes, crc32, reserved.
-_FIELDS = struct.Struct("<IIQQIIQQII")
-#: Bytes of the fields that the checksum covers: those at +8 ... +56.
-_SUMMED = 48
+#: magic, flags, generation, session, meta_bytes, members, data_offset, data_bytes: at +8 ... +56, and in the checksum.
+_FIELDS = struct.Struct("<IIQQIIQQ")
+#: crc32, reserved.
+_SUM = struct.Struct("<II")
 
 
 class BlockHeader(NamedTuple):
@@ -67,15 +67,14 @@ def write_header(
     data_bytes: int,
 ) -> None:
     """Everything but the ready word of the block at `offset`. InvariantBroken: it does not fit the arena."""
-    _check_block(arena, offset, data_offset + data_bytes)
-    if data_offset % ALIGN or HEADER + len(meta) > data_offset:
+    if offset % ALIGN or offset < arena.data_begin or offset + data_offset + data_bytes > arena.end:
+        _check_block(arena, offset, data_offset + data_bytes)
+    behind = HEADER + len(meta)
+    if data_offset % ALIGN or behind > data_offset:
         raise InvariantBroken("a block's meta reaches into its data", size=len(meta), data_offset=data_offset)
-    fields = (MAGIC, flags, generation, session, len(meta), members, data_offset, data_bytes)
-    summed = _FIELDS.pack(*fields, 0, 0)[:_SUMMED]
-    crc = zlib.crc32(meta, zlib.crc32(summed))
-    buf = arena.segment.buf
-    buf[offset + 8 : offset + HEADER] = _FIELDS.pack(*fields, crc, 0)
-    buf[offset + HEADER : offset + HEADER + len(meta)] = meta
+    fields = _FIELDS.pack(MAGIC, flags, generation, session, len(meta), members, data_offset, data_bytes)
+    crc = _SUM.pack(zlib.crc32(fields + meta), 0)
+    arena.segment.buf[offset + 8 : offset + behind] = fields + crc + meta
 
 
 def seal(arena: Arena, offset: int, generation: int) -> None:
@@ -108,7 +107,9 @@ def read_header(arena: Arena, offset: int, length: int, generation: int) -> Bloc
     copy = bytes(arena.segment.buf[offset : offset + HEADER])
     if generation <= 0 or int.from_bytes(copy[:8], "little") != generation:
         raise _broken("ready", offset, generation, found=int.from_bytes(copy[:8], "little"))
-    magic, flags, named, session, meta_len, members, data_offset, data_bytes, crc, _ = _FIELDS.unpack_from(copy, 8)
+    fields = copy[8 : 8 + _FIELDS.size]
+    magic, flags, named, session, meta_len, members, data_offset, data_bytes = _FIELDS.unpack(fields)
+    crc, _ = _SUM.unpack_from(copy, 8 + _FIELDS.size)
     if magic != MAGIC:
         raise _broken("magic", offset, generation, found=magic)
     if named != generation:
@@ -117,7 +118,7 @@ def read_header(arena: Arena, offset: int, length: int, generation: int) -> Bloc
     if data_offset % ALIGN or HEADER + meta_len > data_offset or data_offset + data_bytes > length:
         raise _broken("fields", offset, generation, length=length, data_offset=data_offset, data_bytes=data_bytes)
     meta = bytes(arena.segment.buf[offset + HEADER : offset + HEADER + meta_len])
-    if zlib.crc32(meta, zlib.crc32(copy[8 : 8 + _SUMMED])) != crc:
+    if zlib.crc32(fields + meta) != crc:
         raise _broken("checksum", offset, generation, found=crc)
     return BlockHeader(generation, flags, session, members, data_offset, data_bytes, meta)
 

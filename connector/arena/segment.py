@@ -54,7 +54,7 @@ class Segment:
     fd: the descriptor that holds the lock, -1 when the segment is not locked (it is closed then).
     """
 
-    __slots__ = ("_buf", "_mapping", "_words", "fd", "name", "readonly", "size")
+    __slots__ = ("_mapping", "buf", "fd", "name", "readonly", "size", "words")
 
     def __init__(self, name: str, mapping: Mapping, fd: int = -1) -> None:
         self.name = name
@@ -62,8 +62,9 @@ class Segment:
         self.readonly = mapping.readonly
         self.fd = fd
         self._mapping: Mapping | None = mapping
-        self._buf = mapping.view()
-        self._words = self._buf[: self.size & ~7].cast("Q")
+        #: All bytes, format B; and the same as 64-bit words, format Q: `words[i] = v` is one store.
+        self.buf = mapping.view()
+        self.words = self.buf[: self.size & ~7].cast("Q")
 
     @classmethod
     def create(cls, name: str, size: int, *, mode: int = 0o600, gid: int | None = None, lock: bool = False) -> Segment:
@@ -124,16 +125,6 @@ class Segment:
         return self._mapping
 
     @property
-    def buf(self) -> memoryview:
-        """All bytes, format B."""
-        return self._buf
-
-    @property
-    def words(self) -> memoryview:
-        """The same bytes as 64-bit words, format Q: `words[i] = v` is one store."""
-        return self._words
-
-    @property
     def address(self) -> int:
         """Where the mapping begins in this process. UsageError after `close`."""
         return self.mapping.address
@@ -143,8 +134,8 @@ class Segment:
         if self._mapping is None:
             return
         self._mapping = None
-        self._buf = memoryview(b"")
-        self._words = memoryview(b"").cast("Q")
+        self.buf = memoryview(b"")
+        self.words = memoryview(b"").cast("Q")
         if self.fd >= 0:
             locks.drop(self.fd)
             os.close(self.fd)

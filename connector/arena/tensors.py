@@ -38,14 +38,19 @@ _AS_BITS: dict[torch.dtype, torch.dtype] = {
     dtype: _INTEGERS.get(DTYPE_BITS[name], dtype) for dtype, name in _NAMES.items()
 }
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_STRIDED = torch.strided
 
 
 def dtype_named(name: str, key: str = "") -> torch.dtype:
     """torch's dtype for a spec's dtype. UnsupportedTensor: this torch has none of the name."""
     dtype = _DTYPES.get(name)
     if dtype is None:
-        raise UnsupportedTensor(f"torch {torch.__version__} has no such dtype", key=key, dtype=name)
+        raise _no_dtype(name, key)
     return dtype
+
+
+def _no_dtype(name: str, key: str) -> UnsupportedTensor:
+    return UnsupportedTensor(f"torch {torch.__version__} has no such dtype", key=key, dtype=name)
 
 
 def spec_of(key: str, tensor: object) -> TensorSpec:
@@ -55,51 +60,49 @@ def spec_of(key: str, tensor: object) -> TensorSpec:
     mkldnn, nested, quantised, meta, fake, lazy, functorch-wrapped, or a subclass that dispatches
     itself. Parameters, plain subclasses, conj and neg views, scalars and empty tensors pass.
     """
-    spec = _described(key, tensor)
+    ((_, dtype, shape),) = described({key: tensor})
+    spec = TensorSpec(key, dtype, tuple(shape))
     measure(*spec)
+    if isinstance(tensor, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise _wrapped(key, tensor)
     return spec
-
-
-def _described(key: str, tensor: object) -> TensorSpec:
-    """spec_of without the checks of key and shape, which check_specs makes for a whole payload."""
-    if not isinstance(tensor, torch.Tensor):
-        raise InvalidPayload(f"a payload's values are Tensors, not {type(tensor).__name__}", key=_told(key))
-    if type(tensor) not in _PLAIN:
-        tensor = _stripped(key, tensor)
-    dtype = _NAMES.get(tensor.dtype)
-    if dtype is None or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
-        raise _unsupported(key, tensor, "this dtype, layout or device is not carried")
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        raise _unsupported(key, tensor, "a tensor inside a functorch transform has no bytes of its own")
-    # As TensorSpec(...) makes it, without the call: this is done for every tensor of every chunk.
-    return tuple.__new__(TensorSpec, (key, dtype, tuple(tensor.shape)))
 
 
 def specs_of(payload: object) -> tuple[TensorSpec, ...]:
     """Specs of a whole payload, in its order. InvalidPayload: no mapping of str to Tensor; otherwise as spec_of,
     and PayloadTooLarge above what any pool could hold."""
-    specs = described(payload)
+    specs = tuple([spec_of(spec.key, payload[spec.key]) for spec in described(payload)])  # type: ignore[index]
     check_specs(specs)
     return specs
 
 
 def described(payload: object) -> tuple[TensorSpec, ...]:
-    """specs_of without check_specs, for those who know these specs already. Keys may be of any type."""
+    """specs_of without check_specs, for those who know these specs already, and without a look for functorch, which
+    copy_in takes. Keys may be of any type; a shape is a tuple of torch's own kind."""
     if type(payload) is not dict and not isinstance(payload, Mapping):
         raise InvalidPayload(f"a payload is a dict[str, Tensor], not {type(payload).__name__}")
-    return tuple([_described(key, tensor) for key, tensor in payload.items()])
+    specs = []
+    for key, tensor in payload.items():
+        if type(tensor) is not torch.Tensor:
+            tensor = _plain(key, tensor)
+        dtype = _NAMES.get(tensor.dtype)
+        if dtype is None or tensor.layout is not _STRIDED or tensor.is_nested or tensor.is_meta:
+            raise _unsupported(key, tensor, "this dtype, layout or device is not carried")
+        # As TensorSpec(...) makes it, without the call: this is done for every tensor of every chunk.
+        specs.append(tuple.__new__(TensorSpec, (key, dtype, tensor.shape)))
+    return tuple(specs)
 
 
 def copy_in(arena: Arena, position: int, tensor: torch.Tensor, nbytes: int) -> None:
     """Copies a tensor's logical values, row-major, to `position` (bytes from the segment's start).
 
-    `nbytes` is its spec's; the tensor passed spec_of. Above 64 KiB the GIL is free meanwhile; a
-    device tensor has arrived when this returns. InvalidPayload: it has another size
-    now, or no storage.
+    `nbytes` is its spec's; the tensor passed `described`. Above 64 KiB the GIL is free meanwhile; a
+    device tensor has arrived when this returns. InvalidPayload: it has another size now, or no storage.
+    UnsupportedTensor: functorch-wrapped.
     InvariantBroken: the slot lies outside of the arena's data.
     """
-    if type(tensor) not in _PLAIN:
-        tensor = _stripped("", tensor)
+    if type(tensor) is not torch.Tensor:
+        tensor = _plain(None, tensor)
     if tensor.nbytes != nbytes:
         raise InvalidPayload("a tensor changed its size while it was put", size=tensor.nbytes, expected=nbytes)
     if position < arena.data_begin or position + nbytes > arena.end or arena.readonly:
@@ -108,9 +111,15 @@ def copy_in(arena: Arena, position: int, tensor: torch.Tensor, nbytes: int) -> N
         )
     if nbytes == 0:
         return
-    if not (pointer := tensor.data_ptr()):
+    try:
+        pointer = tensor.data_ptr()
+    except RuntimeError:
+        pointer = 0
+    if not pointer:
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            raise _wrapped(None, tensor)
         raise InvalidPayload("a tensor's storage was freed", size=nbytes)
-    bent = tensor.is_conj() or tensor.is_neg()
+    bent = tensor.is_neg() or tensor.is_conj()
     if tensor.is_cpu and not bent and tensor.is_contiguous():
         move = _memmove_held if nbytes < HELD_BELOW else ctypes.memmove
         move(arena.segment.address + position, pointer, nbytes)
@@ -143,7 +152,9 @@ def views(
     window = None
     tensors: dict[str, torch.Tensor] = {}
     for key, name, shape, offset, nbytes in manifest.slots:
-        dtype = dtype_named(name, key)
+        dtype = _DTYPES.get(name)
+        if dtype is None:
+            raise _no_dtype(name, key)
         if nbytes == 0:
             # As integers: torch warns where it makes a complex32. The device, for those who set another default.
             tensors[key] = torch.empty(shape, dtype=_AS_BITS[dtype], device="cpu").view(dtype)
@@ -174,7 +185,19 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(as_bits).clone().view(tensor.dtype)
 
 
-def _stripped(key: str, tensor: torch.Tensor) -> torch.Tensor:
+def _plain(key: str | None, tensor: object) -> torch.Tensor:
+    """A value of a payload as a plain tensor; key None: its caller knows it. InvalidPayload: it is no tensor.
+    UnsupportedTensor: as `_stripped`."""
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidPayload(f"a payload's values are Tensors, not {type(tensor).__name__}", key=_told(key))
+    return tensor if type(tensor) in _PLAIN else _stripped(key, tensor)
+
+
+def _wrapped(key: str | None, tensor: torch.Tensor) -> UnsupportedTensor:
+    return _unsupported(key, tensor, "a tensor inside a functorch transform has no bytes of its own")
+
+
+def _stripped(key: str | None, tensor: torch.Tensor) -> torch.Tensor:
     """A subclass's tensor as a plain one, so that no __torch_function__ of its runs here.
 
     UnsupportedTensor if the subclass dispatches itself (its bytes are not what it shows) or is lazy.
@@ -188,11 +211,11 @@ def _stripped(key: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.as_subclass(torch.Tensor)
 
 
-def _unsupported(key: str, tensor: torch.Tensor, message: str) -> UnsupportedTensor:
+def _unsupported(key: str | None, tensor: torch.Tensor, message: str) -> UnsupportedTensor:
     layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
     return UnsupportedTensor(
         message,
-        key=_told(key),
+        key=None if key is None else _told(key),
         dtype=str(tensor.dtype).removeprefix("torch."),
         layout=layout,
         device=str(tensor.device),

@@ -69,9 +69,11 @@ class EdgeVerbs:
         attempt: int,
         readers: int | None,
     ) -> Item:
-        self._node.check_usable()
-        names.check_rid(rid)
-        names.check_number(attempt, "attempt", names.MAX_INDEX)
+        # A look at what is common; any other is asked about by name.
+        if type(rid) is not str or not 0 < len(rid) <= names.MAX_RID_BYTES or not rid.isascii():
+            names.check_rid(rid)
+        if attempt != 0 or type(attempt) is not int:
+            names.check_number(attempt, "attempt", names.MAX_INDEX)
         count = self.readers if readers is None else names.check_number(readers, "readers", names.MAX_READERS, 1)
         # As Item(...) makes it, without the call: this is done for every chunk.
         return tuple.__new__(Item, (rid, payload, index, flags, attempt, count))
@@ -94,6 +96,7 @@ class EdgeVerbs:
 
     def _put_now(self, items: list[Item], timeout: float | None) -> list[Ticket] | None:
         """Tickets, unless room has to be waited for."""
+        self._node.check_usable()
         if timeout is not None:
             check_timeout(timeout)
         return writing.put_now(self._session, self.name, items) if items else []
@@ -106,7 +109,8 @@ class EdgeVerbs:
     def _take(self, rid: str, timeout: float, copy: bool | None) -> Verb[Payload]:
         self._check_take(rid, timeout)
         taken = yield from reading.next_taken(self._session, self.channel, rid, timeout, stream=False)
-        return reading.opened(self._session, self.channel, taken, copy)
+        assert taken.arrived is not None
+        return reading.opened(self._session, self.channel, taken.arrived, taken.ends, copy)
 
     def _next(self, rid: str, timeout: float, copy: bool | None) -> Verb[tuple[Payload | None, bool]]:
         """A stream's next payload (None at a bare END), and whether it has ended."""
@@ -114,7 +118,7 @@ class EdgeVerbs:
         taken: Taken = yield from reading.next_taken(self._session, self.channel, rid, timeout, stream=True)
         if taken.arrived is None:
             return None, True
-        return reading.opened(self._session, self.channel, taken, copy), taken.ends
+        return reading.opened(self._session, self.channel, taken.arrived, taken.ends, copy), taken.ends
 
     def _subscribe(self, push: bool) -> Verb[None]:
         self._node.check_usable()
@@ -318,10 +322,10 @@ class Edge(EdgeVerbs):
         channel, session = self.channel, self._session
         if channel.push and not session.closed:
             # The common case: the caller reads, and sees what comes.
-            begun = time.monotonic()
-            if session.lead(channel.fresh.__len__, check_timeout(timeout)):
+            until = time.monotonic() + check_timeout(timeout)
+            if session.lead(channel.fresh.__len__, timeout):
                 return True
-            timeout = max(begun + timeout - time.monotonic(), 0.0)
+            timeout = max(until - time.monotonic(), 0.0)
         return run(self._wait(timeout), session)
 
 

@@ -26,14 +26,16 @@ MOST_TAKEN = 4096
 
 
 class Arrived(NamedTuple):
-    """A payload's descriptor and the arena that it points into."""
+    """A payload's descriptor, the arena that it points into, and how this reader holds it."""
 
     descriptor: Descriptor
     arena: Arena
+    hold: Hold
 
-    @property
-    def hold(self) -> Hold:
-        return Hold(self.descriptor.handle, self.descriptor.member, self.descriptor.reader)
+    @classmethod
+    def of(cls, descriptor: Descriptor, arena: Arena) -> Arrived:
+        hold = tuple.__new__(Hold, (descriptor.handle, descriptor.member, descriptor.reader))
+        return tuple.__new__(cls, (descriptor, arena, hold))
 
 
 class EndMark(NamedTuple):
@@ -91,8 +93,9 @@ class RidQueue:
 
     def leaves(self, item: Arrived) -> None:
         """A payload is about to be taken out."""
-        told = item.descriptor
-        self.newest = max(self.newest, (told.life, told.index))
+        place = (item.descriptor.life, item.descriptor.index)
+        if place > self.newest:
+            self.newest = place
 
     def start_anew(self) -> None:
         """Another broker numbers lives from the start: what is here is of none of its lives."""
@@ -301,17 +304,21 @@ class Channel:
         got: list[tuple[str, Arrived | EndMark | FailMark]] = []
         for rid in list(self.fresh):
             queue = self.queues[rid]
-            taken = list(queue.items)
-            failed = next((place for place, item in enumerate(taken) if isinstance(item, FailMark)), len(taken))
-            taken, queue.items = taken[: failed + 1], deque(taken[failed + 1 :])
-            for item in taken:
-                if isinstance(item, Arrived):
+            life, ended = 0, False
+            while queue.items:
+                item = queue.items[0]
+                if type(item) is Arrived:
                     queue.leaves(item)
-            got += [(rid, item) for item in taken]
-            lives = [item.descriptor.life for item in taken if isinstance(item, Arrived)]
-            if lives:
-                self._note_taken(rid, lives[-1])
-            self._tidy(rid, queue, any(isinstance(item, (EndMark, FailMark)) for item in taken))
+                    life = item.descriptor.life
+                else:
+                    ended = True
+                queue.items.popleft()
+                got.append((rid, item))
+                if type(item) is FailMark:
+                    break
+            if life:
+                self._note_taken(rid, life)
+            self._tidy(rid, queue, ended)
         return got
 
     def forget(self, rid: str, aborted: int | None = None) -> tuple[list[Arrived], deque[TakeWait]]:

@@ -32,6 +32,7 @@ def lay(specs: tuple[TensorSpec, ...], begin: int) -> Laid:
 
 
 def _lay(specs: tuple[TensorSpec, ...], begin: int) -> Laid:
+    specs = tuple([TensorSpec(key, dtype, tuple(shape)) for key, dtype, shape in specs])
     check_specs(specs)
     manifest = layout.place(specs, begin)
     return Laid(manifest, pack_manifest(manifest), sum(slot.nbytes for slot in manifest.slots))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from connector.core.directory.events import Flags
 from connector.core.errors import AlreadyPut, ConnectorError, NotYet, RequestAborted, StreamEnded
 from connector.core.names import Edge
 from connector.wire import messages as msg
@@ -111,33 +112,45 @@ class Outgoing:
         self._flushes: deque[tuple[int, Callable[[ConnectorError | None], None]]] = deque()
         self._by_rid: dict[str, set[Edge]] = {}
         self._ended = 0
+        #: Some stream is, or was.
+        self.unsure = False
         #: Refusals that nobody was told of and whose stream is not known any more: flush raises them.
         self._strays: OrderedDict[str, list[Ticket]] = OrderedDict()
 
     # -- streams ----------------------------------------------------------------------------------
 
-    def stream(self, edge: Edge, rid: str, seen: int) -> OutStream:
-        key = (edge, rid)
-        found = self.streams.get(key)
-        if found is None:
-            found = self.streams[key] = OutStream(seen=seen)
-            self._by_rid.setdefault(rid, set()).add(edge)
-        return found
-
-    def check(self, edge: Edge, rid: str) -> None:
-        """Raise what the client knows already: an abort, a poisoned stream, a refused earlier put."""
-        abort = self.aborted.get(rid)
-        if abort is not None:
-            self._strays.pop(rid, None)
-            raise RequestAborted(
-                "the request was aborted; finish or begin it before the next put",
-                rid=rid,
-                edge=str(edge),
-                reason=abort.reason,
-            )
+    def admit(self, edge: Edge, rid: str, index: int | None, attempt: int) -> int:
+        """The index of a put that is about to be sealed; raises what the client knows already: an abort, a poisoned
+        stream, a refused earlier put, AlreadyPut or StreamEnded."""
+        if rid in self.aborted:
+            raise self._of_aborted(edge, rid)
         stream = self.streams.get((edge, rid))
         if stream is None:
-            return
+            return 0 if index is None else index
+        if stream.error is not None or stream.refused:
+            self._raise_earlier(stream)
+        if index is None:
+            index = stream.next_index
+        if stream.ended and not attempt:
+            if stream.was_put(index):
+                raise AlreadyPut("this index was put already", rid=rid, edge=str(edge), index=index)
+            if index >= stream.next_index:
+                raise StreamEnded(
+                    "the stream has ended; finish or begin the rid to use it anew", rid=rid, edge=str(edge), index=index
+                )
+        return index
+
+    def _of_aborted(self, edge: Edge, rid: str) -> ConnectorError:
+        self._strays.pop(rid, None)
+        return RequestAborted(
+            "the request was aborted; finish or begin it before the next put",
+            rid=rid,
+            edge=str(edge),
+            reason=self.aborted[rid].reason,
+        )
+
+    @staticmethod
+    def _raise_earlier(stream: OutStream) -> None:
         if stream.error is not None:
             stream.refused = None
             raise stream.error.anew()
@@ -148,29 +161,22 @@ class Outgoing:
                 ticket.raised = True
                 raise ticket.error.anew()
 
-    def admit(self, edge: Edge, rid: str, index: int | None, attempt: int) -> int:
-        """The index of a put that is about to be sealed; AlreadyPut or StreamEnded if this session knows better."""
-        self.check(edge, rid)
+    def note_put(self, edge: Edge, rid: str, index: int, flags: int, seen: int) -> OutStream:
+        """A chunk was put, or END alone behind `index` chunks. The stream it belongs to."""
         stream = self.streams.get((edge, rid))
         if stream is None:
-            return 0 if index is None else index
-        if index is None:
-            index = stream.next_index
-        if not attempt and stream.ended and stream.was_put(index):
-            raise AlreadyPut("this index was put already", rid=rid, edge=str(edge), index=index)
-        if not attempt and stream.ended and index >= stream.next_index:
-            raise StreamEnded(
-                "the stream has ended; finish or begin the rid to use it anew", rid=rid, edge=str(edge), index=index
-            )
-        return index
-
-    def note_put(self, edge: Edge, rid: str, count: int, last: bool, end_only: bool, seen: int) -> OutStream:
-        """Chunk number `count` - 1 was put, or END alone behind `count` chunks. The stream it belongs to."""
-        stream = self.stream(edge, rid, seen)
-        if not end_only:
-            stream.note(count - 1)
-        stream.next_index = max(stream.next_index, count)
-        if last and not stream.ended:
+            stream = self.streams[(edge, rid)] = OutStream(seen=seen)
+            self._by_rid.setdefault(rid, set()).add(edge)
+        count = index
+        if not flags & Flags.END_ONLY:
+            count += 1
+            if index == stream.low and not stream.above:
+                stream.low = count
+            else:
+                stream.note(index)
+        if count > stream.next_index:
+            stream.next_index = count
+        if flags and not stream.ended:
             stream.ended = True
             self._ended += 1
             self._forget_ended()

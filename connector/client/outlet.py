@@ -68,8 +68,11 @@ class Outlet:
         lifeline, session = self._lifeline, self._session
         if lifeline is None:
             return False
-        self._frame()
-        frames = session.out.frames
+        with session.lock:
+            messages = session.collect()
+            if messages:
+                self._frame(messages)
+            frames = session.out.frames
         if not frames:
             return False
         for frame in frames:
@@ -82,7 +85,8 @@ class Outlet:
                     self._wake()
                 return False
             with session.lock:
-                session.out = Out(session.out.waiting, session.out.frames[1:], session.out.order)
+                out = session.out
+                session.out = Out(out.waiting, out.frames[1:], out.order)
         return True
 
     def _send_large(self, frame: bytes) -> bool:
@@ -93,25 +97,17 @@ class Outlet:
             return False
         return True
 
-    def _frame(self) -> None:
-        session = self._session
-        with session.lock:
-            messages = session.collect()
-            if not messages:
-                return
-            out = session.out
-            frames = list(out.frames)
-            order = out.order
-            for part in _parts(messages):
-                order += 1
-                frames.append(codec.encode(session.seen, part, order))
-            session.out = Out(deque(), tuple(frames), order)
+    def _frame(self, messages: list[msg.Message]) -> None:
+        session, out = self._session, self._session.out
+        frames, order = out.frames, out.order
+        for part in _parts(messages) if len(messages) > 1 else (messages,):
+            order += 1
+            frames += (codec.encode(session.seen, part, order),)
+        session.out = Out(deque(), frames, order)
 
 
 def _parts(messages: list[msg.Message]) -> list[list[msg.Message]]:
     """Messages of one frame each: so many, or of so many bytes."""
-    if len(messages) == 1:
-        return [messages]
     parts: list[list[msg.Message]] = []
     part: list[msg.Message] = []
     size = 0

@@ -9,6 +9,7 @@ from connector.client.inbox import Arrived, Channel, EndMark, FailMark, Taken, T
 from connector.client.payload import Payload, open_payload
 from connector.client.session import Session
 from connector.client.verbs import Verb
+from connector.core.directory.events import Flags
 from connector.core.errors import Broken, ConnectorError, RequestAborted
 from connector.wire import messages as msg
 
@@ -117,15 +118,14 @@ def _give_up(session: Session, channel: Channel, rid: str, request: Request, wai
     session.push()
 
 
-def opened(session: Session, channel: Channel, taken: Taken, copy: bool | None) -> Payload:
+def opened(session: Session, channel: Channel, arrived: Arrived, last: bool, copy: bool | None) -> Payload:
     """A taken payload as views, or copies. A broken one ends its stream here: nothing is skipped over."""
-    arrived = taken.arrived
-    assert arrived is not None
     owned = channel.readers > 1 if copy is None else copy
-    readonly = session.read_arena
-    arena = readonly if readonly is not None and readonly.uuid == arrived.arena.uuid else arrived.arena
+    arena, readonly = arrived.arena, session.read_arena
+    if readonly is not None and readonly.uuid == arena.uuid:
+        arena = readonly
     try:
-        return open_payload(arrived, arena, owned, taken.ends, session.free)
+        return open_payload(arrived, arena, owned, last, session.free)
     except Broken as error:
         told = arrived.descriptor
         with session.lock:
@@ -139,14 +139,18 @@ def opened(session: Session, channel: Channel, taken: Taken, copy: bool | None) 
 
 def polled(session: Session, channel: Channel, copy: bool | None) -> Polled:
     """What has arrived for poll; never waits."""
+    found = Polled()
+    marks = []
     with session.lock:
         session.must_be_open()
-        items = channel.poll_all()
-        for _, item in items:
-            if isinstance(item, Arrived):
-                session.note_taken(item.arena.uuid, item.hold)
-    found = Polled()
-    ends = {(rid, item.life) for rid, item in items if isinstance(item, EndMark)}
+        items = channel.poll_all() if channel.fresh else []
+        for rid, item in items:
+            if type(item) is Arrived:
+                session.held.add(item.hold)
+                session.just_taken.append((item.arena.uuid, item.hold))
+            else:
+                marks.append((rid, item))
+    ends = {(rid, item.life) for rid, item in marks if isinstance(item, EndMark)} if marks else ()
     for rid, item in items:
         if isinstance(item, FailMark):
             found.failed[rid] = item.error
@@ -155,9 +159,9 @@ def polled(session: Session, channel: Channel, copy: bool | None) -> Polled:
         elif rid in found.failed:
             session.free(item.arena.uuid, item.hold)
         else:
-            last = (rid, item.descriptor.life) in ends and bool(item.descriptor.flags & 1)
+            last = bool(item.descriptor.flags & Flags.LAST) and (rid, item.descriptor.life) in ends
             try:
-                payload = opened(session, channel, Taken(item, last), copy)
+                payload = opened(session, channel, item, last, copy)
             except Broken as error:
                 found.failed[rid] = error
             else:

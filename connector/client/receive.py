@@ -45,7 +45,7 @@ def _rows(session: Session, message: msg.Rows) -> None:
 def _shown(session: Session, message: msg.Shown) -> None:
     """An inspected payload. If nobody waits for it any more, the look ends at once."""
     assert session.arena is not None
-    arrived = Arrived(message.descriptor, session.arena)
+    arrived = Arrived.of(message.descriptor, session.arena)
     if not session.requests.answer(message.request, arrived):
         session.freed.append((session.arena.uuid, arrived.hold))
 
@@ -54,7 +54,7 @@ def _deliver(session: Session, message: msg.Deliver) -> None:
     arena = session.arena
     assert arena is not None
     for descriptor in message.descriptors:
-        arrived = Arrived(descriptor, arena)
+        arrived = Arrived.of(descriptor, arena)
         channel = session.channels.get((descriptor.edge, descriptor.reader))
         if channel is None:
             session.freed.append((arena.uuid, arrived.hold))
@@ -114,6 +114,7 @@ def _notices(session: Session, message: msg.Notices) -> None:
         else:
             _abort(session, notice)
     if message.lost:
+        session.outgoing.unsure = True
         for stream in session.outgoing.streams.values():
             stream.unsure = True
     # A node that is idle says nothing else, and the broker keeps the next ones until it knows that these were heard.

@@ -79,6 +79,8 @@ class Session:
         #: The same pages without write access, for takes, if so asked.
         self.read_arena: Arena | None = None
         self.limits: dict[str, Any] = {}
+        #: Bytes that a step's keys, shapes and rids may have, and bytes of blocks; 0 while no broker has said so.
+        self.most_meta = self.pool = 0
         self.up = False
         self.stopping = False
         self.closed = False
@@ -239,6 +241,8 @@ class Session:
         """A broker let us in. Queued first: what must be said again, and subscriptions."""
         with self.lock:
             self.limits = welcome.limits
+            self.most_meta = int(welcome.limits.get("max_request_bytes", 0)) // 2
+            self.pool = int(welcome.limits.get("pool", 0)) // 64 * 64
             self.blocks.limit = int(welcome.limits.get("ahead_session", 0))
             again: list[msg.Message] = []
             # A broker that answered our first Hello too late knows us, but we do not know it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from connector.arena import blocks as arena_blocks
@@ -16,9 +17,10 @@ from connector.client.requests import Request
 from connector.client.session import Session
 from connector.client.verbs import Verb
 from connector.core import layout
-from connector.core.directory.events import Flags, Member
+from connector.core.directory.events import Member
 from connector.core.errors import BrokerLost, ConnectorError, PayloadTooLarge
 from connector.core.names import Edge
+from connector.core.specs import TensorSpec
 from connector.wire import messages as msg
 from connector.wire.manifest import most_meta, pack_meta
 
@@ -37,10 +39,14 @@ class Item(NamedTuple):
     readers: int = 1
 
 
+#: Layouts of steps that are remembered, and the most tensors of one.
+PLANS, PLAN_KEYS = 512, 512
+
+
 class _Plan(NamedTuple):
     """A step's layout: by member, where data begins, and the block's length."""
 
-    laid: list[Laid]
+    laid: tuple[Laid, ...]
     data_offset: int
     data_bytes: int
     length: int
@@ -102,38 +108,69 @@ def _fill(session: Session, edge: Edge, items: Sequence[Item], plan: _Plan, bloc
 def _copy(items: Sequence[Item], plan: _Plan, block: ReservedBlock) -> None:
     arena, base = block.arena, block.handle.offset + plan.data_offset
     for item, laid in zip(items, plan.laid, strict=True):
-        for slot, tensor in zip(laid.manifest.slots, item.payload.values(), strict=True):
-            tensors.copy_in(arena, base + slot.offset, tensor, slot.nbytes)
+        try:
+            for slot, tensor in zip(laid.manifest.slots, item.payload.values(), strict=True):
+                tensors.copy_in(arena, base + slot.offset, tensor, slot.nbytes)
+        except ConnectorError as error:
+            raise type(error)(error.message, **{"rid": item.rid, "key": slot.key, **error.facts}) from error
 
 
 def _plan(session: Session, edge: Edge, items: Sequence[Item]) -> _Plan:
-    laid: list[Laid] = []
-    cursor = 0
+    specs: list[tuple[TensorSpec, ...]] = []
+    chars = keys = 0
     for item in items:
         try:
-            laid.append(layouts.lay(tensors.described(item.payload), layout.align_up(cursor)))
+            one = tensors.described(item.payload)
         except ConnectorError as error:
-            raise type(error)(error.message, **{"rid": item.rid, "edge": str(edge), **error.facts}) from error
+            raise _of_item(error, item, edge) from error
+        specs.append(one)
+        chars += len(item.rid)
+        keys += len(one)
+    try:
+        lay = _lay_out_remembered if keys <= PLAN_KEYS and session.pool else _lay_out
+        return lay(edge, tuple(specs), chars, session.most_meta, session.pool)
+    except TypeError:
+        # A key, or a dimension, that has no hash: its layout says what is wrong with it.
+        _culprit(items, specs, edge)
+        raise
+    except ConnectorError as error:
+        _culprit(items, specs, edge)
+        raise _of_item(error, items[0] if len(items) == 1 else None, edge) from error
+
+
+def _culprit(items: Sequence[Item], specs: list[tuple[TensorSpec, ...]], edge: Edge) -> None:
+    """Raises the error of the first item that cannot be laid out by itself."""
+    for item, one in zip(items, specs, strict=True):
+        try:
+            layouts.lay(one, 0)
+        except ConnectorError as error:
+            raise _of_item(error, item, edge) from error
+
+
+def _of_item(error: ConnectorError, item: Item | None, edge: Edge) -> ConnectorError:
+    return type(error)(error.message, **{"rid": item.rid if item else None, "edge": str(edge), **error.facts})
+
+
+def _lay_out(edge: Edge, specs: tuple[tuple[TensorSpec, ...], ...], rid_chars: int, most: int, pool: int) -> _Plan:
+    """A step's layout. `most`: bytes that its keys, shapes and rids may have; `pool`: bytes of blocks; 0: no limit."""
+    laid: list[Laid] = []
+    cursor = 0
+    for one in specs:
+        laid.append(layouts.lay(one, layout.align_up(cursor)))
         cursor = laid[-1].manifest.end
-    meta_bytes = most_meta(edge, [item.rid for item in items], [one.packed for one in laid])
+    meta_bytes = most_meta(edge, rid_chars, [one.packed for one in laid])
+    if most and meta_bytes > most:
+        raise PayloadTooLarge("the payload's keys and shapes do not fit into a message", size=meta_bytes, limit=most)
     data_offset = arena_blocks.header_bytes(meta_bytes)
     size = layout.align_up(cursor)
-    rid = items[0].rid if len(items) == 1 else None
-    limit = int(session.limits.get("max_request_bytes", 0)) // 2
-    if limit and meta_bytes > limit:
-        raise PayloadTooLarge(
-            "the payload's keys and shapes do not fit into a message",
-            rid=rid,
-            edge=str(edge),
-            size=meta_bytes,
-            limit=limit,
-        )
-    pool = int(session.limits.get("pool", 0)) // 64 * 64
     need = layout.align_up(data_offset + size)
     if pool and need > pool:
-        raise PayloadTooLarge("the payload can never fit into the pool", rid=rid, edge=str(edge), size=need, limit=pool)
+        raise PayloadTooLarge("the payload can never fit into the pool", size=need, limit=pool)
     length = size_class(need)
-    return _Plan(laid, data_offset, size, min(length, pool) if pool else length)
+    return _Plan(tuple(laid), data_offset, size, min(length, pool) if pool else length)
+
+
+_lay_out_remembered = lru_cache(PLANS)(_lay_out)
 
 
 def _admit(session: Session, edge: Edge, items: Sequence[Item]) -> list[int]:
@@ -225,21 +262,11 @@ def _seal(
         block.arena, offset, generation, session.number, 0, meta, len(members), plan.data_offset, plan.data_bytes
     )
     arena_blocks.seal(block.arena, offset, generation)
+    outgoing, seen = session.outgoing, session.seen
     for member, ticket in zip(members, tickets, strict=True):
-        ends = bool(member.flags & (Flags.LAST | Flags.END_ONLY))
-        end_only = bool(member.flags & Flags.END_ONLY)
-        count = member.index if end_only else member.index + 1
-        ticket.stream = session.outgoing.note_put(edge, member.rid, count, ends, end_only, session.seen)
-    seen = _seen(session, edge, members)
+        stream = ticket.stream = outgoing.note_put(edge, member.rid, member.index, member.flags, session.seen)
+        if outgoing.unsure and stream.unsure:
+            # After lost notices it means what was known when the stream was opened.
+            seen = min(seen, stream.seen)
     session.post(msg.Seal(0, seen, edge, block.handle, plan.data_offset, tuple(members)), tickets)
     return tickets
-
-
-def _seen(session: Session, edge: Edge, members: Sequence[Member]) -> int:
-    """What this session knew when it put. After lost notices, only what it knew when a stream was opened."""
-    seen = session.seen
-    for member in members:
-        stream = session.outgoing.streams[(edge, member.rid)]
-        if stream.unsure:
-            seen = min(seen, stream.seen)
-    return seen

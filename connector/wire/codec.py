@@ -7,14 +7,15 @@ order numbers the frames of one direction where they come by two ways (order.py)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgpack
 
 from connector.core.errors import ConnectorError, ProtocolViolation
 from connector.wire.fields import MAX_WORD, BadField, error_fields
-from connector.wire.messages import BY_CODE, FIRST_BROKER_CODE, VERSION, Message
+from connector.wire.messages import BY_CODE, FIRST_BROKER_CODE, MESSAGES, VERSION, Message
 
 #: Largest frame, unless the configuration says otherwise.
 MAX_FRAME = 8 << 20
@@ -31,16 +32,28 @@ class Envelope(NamedTuple):
 
 def encode(counter: int, messages: Iterable[Message], order: int = 0) -> bytes:
     """One frame. The messages are ours: a field that does not pack is a bug and raises TypeError."""
-    value = [VERSION, counter, [_fields(message) for message in messages]]
+    value: tuple[Any, ...] = (VERSION, counter, [(m.code, *_VALUES[type(m)](m)) for m in messages])
     if order:
-        value.append(order)
-    packed = msgpack.packb(value, use_bin_type=True, default=_default)
-    assert isinstance(packed, bytes)
+        value += (order,)
+    try:
+        packed: bytes = _pack(value)
+    except TypeError:
+        # An error is in it.
+        packed = msgpack.packb(value, use_bin_type=True, default=_default)
     return packed
 
 
-def _fields(message: Message) -> list[Any]:
-    return [message.code, *[getattr(message, name) for name in message.__slots__]]
+def _values(cls: type[Message]) -> Callable[[Message], tuple[Any, ...]]:
+    """What reads a message's fields, in order, in one call."""
+    names = cls.__slots__
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda message: tuple([getattr(message, name) for name in names])
+
+
+_VALUES = {cls: _values(cls) for cls in MESSAGES}
+#: One packer for all: it calls nothing back, so no other thread comes in between.
+_pack = msgpack.Packer(use_bin_type=True).pack
 
 
 def _default(value: Any) -> Any:

@@ -19,6 +19,8 @@ from connector.wire import fields as f
 from connector.wire import hot
 
 _MANIFEST = f.struct(lambda begin, end, slots: Manifest(slots, begin, end), f.WORD, f.WORD, f.many(hot.slot, MAX_KEYS))
+#: One packer for all: it calls nothing back, so no other thread comes in between.
+_pack = msgpack.Packer(use_bin_type=True).pack
 #: Of an edge and of a member all but their texts and manifests: lists, heads and numbers at their longest.
 _EDGE_MOST, _MEMBER_MOST = 5 + 5 + 5 + 5 + 9 + 5, 5 + 5 + 9 + 9 + 9 + 9 + 5 + 9
 _META = f.struct(lambda edge, members: (edge, members), hot.edge, f.many(hot.member, 100_000))
@@ -38,16 +40,16 @@ def unpack_manifest(data: bytes) -> Manifest:
 
 
 def pack_meta(edge: Edge, members: Sequence[Member]) -> bytes:
-    packed = msgpack.packb([edge, members], use_bin_type=True)
-    assert isinstance(packed, bytes)
+    packed: bytes = _pack((edge, members))
     return packed
 
 
-def most_meta(edge: Edge, rids: Sequence[str], manifests: Sequence[bytes]) -> int:
-    """Bytes that the meta of such members has at most, whatever their numbers are."""
-    texts = len(edge.from_stage) + len(edge.to_stage) + sum(map(len, rids))
+def most_meta(edge: Edge, rid_chars: int, manifests: Sequence[bytes]) -> int:
+    """Bytes that the meta of such members has at most, whatever their numbers are. `rid_chars`: characters of all rids
+    together."""
+    texts = len(edge.from_stage) + len(edge.to_stage) + rid_chars
     # Four bytes a character in UTF-8; 5 before a text, bytes or list, 9 for a number.
-    return 4 * texts + sum(map(len, manifests)) + _EDGE_MOST + _MEMBER_MOST * len(rids)
+    return 4 * texts + sum(map(len, manifests)) + _EDGE_MOST + _MEMBER_MOST * len(manifests)
 
 
 def unpack_meta(data: bytes) -> tuple[Edge, tuple[Member, ...]]:

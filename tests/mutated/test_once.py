@@ -43,12 +43,12 @@ def given(answer: Answer) -> None:
 
 def arrived(index: int, generation: int) -> Arrived:
     told = Descriptor(EDGE, 0, "r", 1, index, 0, 0, Handle(4096, generation), 128, 64, 0, b"")
-    return Arrived(told, None)  # type: ignore[arg-type]  # nobody opens it
+    return Arrived.of(told, None)  # type: ignore[arg-type]  # nobody opens it
 
 
 def test_a_descriptor_that_comes_twice_is_not_seen_twice() -> None:
-    """Another road, a broker that lost count, or a caller that was interrupted: the block that is here is kept, the same
-    chunk in another one is given back."""
+    """By another road, or once more by an interrupted caller: the block that is here is kept, the same chunk in another
+    one is given back."""
     channel = Channel(EDGE, 0, 1, False)
     first, second, other = arrived(0, 1), arrived(1, 2), arrived(0, 3)
     assert [channel.deliver(one)[0] for one in (first, second)] == [[], []]

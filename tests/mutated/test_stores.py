@@ -108,7 +108,7 @@ def test_a_block_of_another_generation_is_broken_and_goes_back(store: Store, gen
     handle = Handle(store.arena.data_begin, 9)
     blocks.seal(store.arena, handle.offset, generation)
     told = Descriptor(Edge("a", "b"), 0, "r", 1, 0, 0, 0, handle, 128, 64, 0, pack_manifest(manifest))
-    arrived, freed = Arrived(told, store.arena), []
+    arrived, freed = Arrived.of(told, store.arena), []
     with pytest.raises(Broken) as caught:
         open_payload(arrived, store.arena, False, True, lambda *hold: freed.append(hold))
     assert (caught.value.facts["found"], caught.value.facts["expected"]) == (generation, 9)
