@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, get_args
 
 from connector.arena.arena import Arena
@@ -20,7 +20,7 @@ from connector.client.blocks import BlockCache, ReservedBlock
 from connector.client.inbox import Channel
 from connector.client.outgoing import Abort, Numbered, Outgoing, Ticket
 from connector.client.requests import GRACE, Answer, Request, Requests
-from connector.core.directory.events import Hold
+from connector.core.directory.events import Hold, Span
 from connector.core.errors import BrokerLost, ClientClosed, ConnectorError
 from connector.core.names import Edge, Handle
 from connector.wire import messages as msg
@@ -28,7 +28,7 @@ from connector.wire.codec import Envelope
 
 log = logging.getLogger("connector.client")
 
-#: Holds in one Release or Took.
+#: Spans in one Release or Took.
 BATCH = 2000
 NUMBERED = frozenset(get_args(Numbered))
 #: They mean the life that was taken from before them: what was taken is said first, and what is taken later behind.
@@ -116,10 +116,10 @@ class Session:
         self.held.difference_update(freed)
         gone = set(freed)
         took = [hold for owner, hold in all_taken if owner == uuid and hold not in gone]
-        for start in range(0, len(took), BATCH):
-            self.post(msg.Took(tuple(took[start : start + BATCH])))
-        for start in range(0, len(freed), BATCH):
-            self.post(msg.Release(0, tuple(freed[start : start + BATCH])))
+        for spans in _spans(took):
+            self.post(msg.Took(spans))
+        for spans in _spans(freed):
+            self.post(msg.Release(0, spans))
         for _ in all_freed:
             self.freed.popleft()
         for _ in all_taken:
@@ -307,3 +307,16 @@ class Session:
             for request in self.requests:
                 self.requests.fail(request.number, error.anew())
             self.outgoing.give_up(error)
+
+
+def _spans(holds: list[Hold]) -> Iterator[tuple[Span, ...]]:
+    """Holds as spans, so many for one message: a step's payloads stand one behind the other."""
+    found: list[Span] = []
+    for handle, member, reader in sorted(holds) if len(holds) > 1 else holds:
+        last = found[-1] if found else None
+        if last is not None and last.reader == reader and last.handle == handle and last.first + last.count == member:
+            found[-1] = Span(handle, last.first, last.count + 1, reader)
+        else:
+            found.append(Span(handle, member, 1, reader))
+    for start in range(0, len(found), BATCH):
+        yield tuple(found[start : start + BATCH])

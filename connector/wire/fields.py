@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from connector.core.directory.effects import Descriptor, Notice
-from connector.core.directory.events import Hold, Member
+from connector.core.directory.events import Hold, Member, Span
 from connector.core.errors import ConnectorError, InvalidPayload, from_code
 from connector.core.layout import Slot
 from connector.core.names import (
@@ -188,6 +188,7 @@ READER = number(0, MAX_READERS - 1)
 RID = short(MAX_RID_BYTES)
 EDGE = struct(_edge, short(MAX_STAGE_BYTES), short(MAX_STAGE_BYTES), INDEX)
 HANDLE = struct(Handle, WORD, WORD)
+SPAN = struct(Span, HANDLE, number(0, MAX_MEMBER), number(1, MAX_MEMBER + 1), number(-1, MAX_READERS - 1))
 HOLD = struct(Hold, HANDLE, number(0, MAX_MEMBER), number(-1, MAX_READERS - 1))
 MANIFEST = octets(MAX_MANIFEST)
 MEMBER = struct(Member, RID, INDEX, INDEX, number(0, MAX_MEMBER_FLAGS), number(1, MAX_READERS), MANIFEST, WORD)

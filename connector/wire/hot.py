@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from connector.core.directory.effects import Descriptor
-from connector.core.directory.events import Hold, Member
+from connector.core.directory.events import Hold, Member, Span
 from connector.core.layout import Slot
 from connector.core.names import (
     MAX_DIMS,
@@ -77,6 +77,24 @@ def hold(value: Any) -> Hold:
             ):
                 return tuple.__new__(Hold, (tuple.__new__(Handle, block), place, reader))
     found: Hold = f.HOLD(value)
+    return found
+
+
+def span(value: Any) -> Span:
+    """[handle, first, count, reader]."""
+    if type(value) is list and len(value) == 4:
+        block, first, count, reader = value
+        if (
+            type(first) is int
+            and type(count) is int
+            and type(reader) is int
+            and 0 <= first <= f.MAX_MEMBER
+            and 1 <= count <= f.MAX_MEMBER + 1
+            and -1 <= reader < MAX_READERS
+        ):
+            value[0] = handle(block)
+            return tuple.__new__(Span, value)
+    found: Span = f.SPAN(value)
     return found
 
 

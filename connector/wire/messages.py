@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from connector.core.directory.effects import Descriptor, Notice
-from connector.core.directory.events import Hold, Member
+from connector.core.directory.events import Hold, Member, Span
 from connector.core.errors import ConnectorError
 from connector.core.names import MAX_INDEX, MAX_READERS, MAX_REASON_BYTES, MAX_RID_BYTES, MAX_STAGE_BYTES, Edge, Handle
 from connector.wire import fields as f
@@ -75,16 +75,16 @@ class Seal(Message):
 @dataclass(slots=True)
 class Release(Message):
     code = 5
-    checks = (f.WORD, f.many(hot.hold, MANY))
+    checks = (f.WORD, f.many(hot.span, MANY))
     number: int
-    holds: tuple[Hold, ...]
+    spans: tuple[Span, ...]
 
 
 @dataclass(slots=True)
 class Took(Message):
     code = 6
-    checks = (f.many(hot.hold, MANY),)
-    holds: tuple[Hold, ...]
+    checks = (f.many(hot.span, MANY),)
+    spans: tuple[Span, ...]
 
 
 @dataclass(slots=True)

@@ -165,14 +165,14 @@ def test_numbers_of_another_session_free_nothing(unmoved: Any, peer: MakePeer, w
     for generation in (0, 1, 2, 3, 2**63 - 1):
         for offset in (0, 1, row["offset"], 2**63 - 1):
             handle = Handle(offset, generation)
-            hold = msg.Hold(handle, 0, 0)
+            span = msg.Span(handle, 0, 2**24, 0)
             client.say(
-                msg.Release(number + 1, (hold, hold)),
+                msg.Release(number + 1, (span, span)),
                 msg.Return(number + 2, (handle,)),
                 msg.Seal(
                     number + 3, 0, Edge("p", "q"), handle, 2**62, (msg.Member("kept", 5, 0, 0, 1, b"\xc1", 2**62),)
                 ),
-                msg.Took((hold,)),
+                msg.Took((span,)),
             )
             number += 3
     client.say(msg.Status(9, "summary"))

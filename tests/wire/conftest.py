@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from connector.core.directory.effects import Descriptor, Notice
-from connector.core.directory.events import Hold, Member
+from connector.core.directory.events import Member, Span
 from connector.core.errors import PoolFull, ProtocolViolation
 from connector.core.layout import plan
 from connector.core.names import Edge, Handle
@@ -23,7 +23,7 @@ CLIENT = [
     msg.Hello(b"t" * 16, "thinker", "0.1.0", True, (HANDLE,)),
     msg.Reserve(1, EDGE, (4096, 64), 30.0, ("r",), False),
     msg.Seal(2, 3, EDGE, HANDLE, 256, (Member("r", 1, 0, 1, 1, MANIFEST, 80), Member("é", 0, 0, 2, 1, b"", 0))),
-    msg.Release(3, (Hold(HANDLE, 0, 0), Hold(HANDLE, 1, -1))),
+    msg.Release(3, (Span(HANDLE, 0, 64, 0), Span(HANDLE, 1, 1, -1))),
     msg.ListPage(4, 0, 9, 100, {"rid": "r", "edge": "a:b:0"}),
     msg.Abort(5, 6, "r", "no more"),
 ]

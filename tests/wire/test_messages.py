@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connector.core.directory.effects import Descriptor, Notice
-from connector.core.directory.events import Hold, Member
+from connector.core.directory.events import Hold, Member, Span
 from connector.core.errors import BY_CODE as ERRORS
 from connector.core.errors import ConnectorError, PoolFull, ProtocolViolation
 from connector.core.names import MAX_INDEX, MAX_READERS, MAX_RID_BYTES, MAX_STAGE_BYTES, Edge, Handle
@@ -107,6 +107,7 @@ EDGE = struct(Edge, STAGE, STAGE, INDEX)
 HANDLE = struct(Handle, WORD, WORD)
 PLACE, MANIFEST = number(0, 2**24), octets(0, 2**26)
 HOLD = struct(Hold, HANDLE, PLACE, ANY_READER)
+SPAN = struct(Span, HANDLE, PLACE, number(1, 2**24 + 1), ANY_READER)
 MEMBER = struct(Member, RID, INDEX, INDEX, number(0, 3), number(1, MAX_READERS), MANIFEST, WORD)
 DESCRIPTOR = struct(
     Descriptor, EDGE, ANY_READER, RID, WORD, INDEX, INDEX, number(0, 7), HANDLE, WORD, WORD, PLACE, MANIFEST
@@ -127,8 +128,8 @@ FIELDS: dict[type[msg.Message], list[Kind]] = {
     msg.Reserve: [WORD, EDGE, many(WORD, 4096), SECONDS, many(RID, 4096), FLAG],
     msg.Return: [WORD, many(HANDLE, 100_000)],
     msg.Seal: [WORD, WORD, EDGE, HANDLE, WORD, many(MEMBER, 100_000)],
-    msg.Release: [WORD, many(HOLD, 100_000)],
-    msg.Took: [many(HOLD, 100_000)],
+    msg.Release: [WORD, many(SPAN, 100_000)],
+    msg.Took: [many(SPAN, 100_000)],
     msg.Subscribe: [WORD, EDGE, READER, number(1, MAX_READERS), FLAG, FLAG],
     msg.Claim: [EDGE, READER, RID],
     msg.Await: [WORD, EDGE, READER, RID, SECONDS],

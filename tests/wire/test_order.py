@@ -31,7 +31,7 @@ def test_an_order_travels_and_is_left_out_where_there_is_none() -> None:
 def test_an_order_that_is_no_count_is_refused(order: bytes) -> None:
     size = 0x94 + (len(order) == 2 and order != b"\xa1x")
     with pytest.raises(ProtocolViolation):
-        codec.decode(bytes([size, 3, 0, 0x90]) + order, from_broker=False)
+        codec.decode(bytes([size, 4, 0, 0x90]) + order, from_broker=False)
 
 
 @given(st.permutations(range(1, 30)))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from connector.core.directory import entering, lives, onward, releasing, room, tombs
 from connector.core.directory.effects import Done, Notice
 from connector.core.directory.events import Aborted
-from connector.core.directory.objects import Life, Session, Stream
+from connector.core.directory.objects import NOBODY, Life, Session, Stream
 from connector.core.directory.state import State
 from connector.core.errors import RequestAborted
 from connector.core.names import Edge
@@ -80,7 +80,7 @@ def _whom(state: State, rid: str, meant: list[Life], first: int, last: int | Non
 
     It is nothing to those that had finished all that is aborted, or are in a later life.
     """
-    done = set.intersection(*(life.finished_by for life in meant)) if meant else set()
+    done = frozenset.intersection(*(life.finished_by for life in meant)) if meant else NOBODY
     hit, later = set(), set()
     for session in state.sessions.values():
         life = session.bound.get(rid)

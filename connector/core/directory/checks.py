@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from connector.core.directory.events import Hold
+from collections import Counter
+
+from connector.core.directory import holding
 from connector.core.directory.objects import Block, Chunk, Session
 from connector.core.directory.state import State
 from connector.core.directory.transitions import BlockState, ShareState
@@ -59,8 +61,8 @@ def _check_chunk(state: State, chunk: Chunk) -> None:
         _check(held == bool(chunk.holders[reader]), "a delivered share has a holder", **facts)
         if held:
             session = state.sessions.get(chunk.holders[reader])
-            hold = Hold(chunk.block.handle, chunk.member, reader)
-            _check(session is not None and hold in session.told, "the holder knows its hold", **facts)
+            known = session is not None and chunk.block.handle.offset in session.holds_in
+            _check(known, "the holder knows its hold", **facts)
     if not chunk.stream.life.over:
         _check(chunk.stream.chunks.get(chunk.index) is chunk, "a live payload is in its stream", **facts)
 
@@ -68,11 +70,15 @@ def _check_chunk(state: State, chunk: Chunk) -> None:
 def _check_session(state: State, session: Session) -> None:
     facts = {"session": session.id, "stage": session.stage}
     _check(sum(b.length for b in session.reserved.values()) == session.reserved_bytes, "reserved bytes", **facts)
-    _check(sum(t.chunk.nbytes for t in session.told.values()) == session.held_bytes, "held bytes", **facts)
-    untaken = [told for hold, told in session.told.items() if told.chunk.shares[hold.reader] is ShareState.DELIVERED]
-    _check(sum(not told.claimed for told in untaken) == sum(session.pushed.values()), "pushed credits", **facts)
+    held = holding.all_of(state, session)
+    _check(sum(chunk.nbytes for chunk, _ in held) == session.held_bytes, "held bytes", **facts)
+    _check(len(held) == session.held, "held payloads", **facts)
+    by_block = Counter(chunk.block.handle.offset for chunk, _ in held)
+    _check(by_block == session.holds_in, "held payloads by block", **facts)
+    untaken = [chunk.claimed >> reader & 1 for chunk, reader in held if chunk.shares[reader] is ShareState.DELIVERED]
+    _check(untaken.count(0) == sum(session.pushed.values()), "pushed credits", **facts)
     _check(all(n <= state.settings.window for n in session.pushed.values()), "the windows hold", **facts)
-    _check(sum(told.claimed for told in untaken) == sum(session.claimed.values()), "claimed credits", **facts)
+    _check(sum(untaken) == sum(session.claimed.values()), "claimed credits", **facts)
     _check(all(n <= state.settings.claim_window for n in session.claimed.values()), "claim windows hold", **facts)
     for rid, life in session.bound.items():
         _check(session.id in life.bound and not life.over, "a bound life knows its session", rid=rid, **facts)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TypeVar
 
-from connector.core.directory import lives, releasing
+from connector.core.directory import holding, lives, releasing
 from connector.core.directory.effects import Deliver, Descriptor, Ended, StreamFailed
-from connector.core.directory.events import Claimed, Flags, Hold
+from connector.core.directory.events import Claimed, Flags
 from connector.core.directory.objects import (
     Chunk,
     EdgeState,
@@ -21,7 +21,6 @@ from connector.core.directory.objects import (
     Session,
     Share,
     Stream,
-    Told,
 )
 from connector.core.directory.state import State
 from connector.core.directory.transitions import ShareState, next_share
@@ -55,9 +54,8 @@ def open_shares(state: State, stream: Stream, readers: int) -> None:
 
 def touch(state: State, stream: Stream) -> None:
     """Something of this stream may be sent: note it for every reader that listens."""
-    edge = state.edge(stream.edge)
     for reader in range(stream.readers):
-        touch_rid(state, edge, reader, stream.rid)
+        touch_rid(state, stream.at, reader, stream.rid)
 
 
 def touch_rid(state: State, edge: EdgeState, reader: int, rid: str) -> None:
@@ -70,7 +68,7 @@ def touch_rid(state: State, edge: EdgeState, reader: int, rid: str) -> None:
         subscription.ready[rid] = None
     else:
         return
-    state.touched[(edge.edge, reader)] = None
+    state.touched[subscription.place] = None
 
 
 def claimed(state: State, event: Claimed) -> None:
@@ -109,8 +107,7 @@ def _pump_reader(state: State, edge: EdgeState, reader: int) -> None:
         rid, _ = subscription.wanted.popitem(last=False)
         _send_rid(state, session, edge, reader, rid, True, batch, state.settings.claim_window)
     turns: OrderedDict[str, None] = subscription.ready
-    place = (edge.edge, reader)
-    while turns and session.pushed.get(place, 0) < state.settings.window:
+    while turns and session.pushed.get(subscription.place, 0) < state.settings.window:
         rid, _ = turns.popitem(last=False)
         if _send_rid(state, session, edge, reader, rid, False, batch, TURN):
             turns[rid] = None
@@ -135,19 +132,20 @@ def _send_rid(
     most: int,
 ) -> bool:
     """Send up to `most` chunks of the front stream; True if more of it could be sent now."""
+    stream = front(edge, rid, reader)
+    if stream is None or not _may_see(state, session, edge, stream, reader):
+        return False
     for _ in range(most):
-        stream = front(edge, rid, reader)
-        if stream is None or not _may_see(state, session, edge, stream, reader):
-            return False
-        key = (edge.edge, reader, rid)
-        if claimed_ and session.claimed.get(key, 0) >= state.settings.claim_window:
-            return False
-        if not claimed_ and session.pushed.get((edge.edge, reader), 0) >= state.settings.window:
+        if claimed_:
+            if session.claimed.get((edge.edge, reader, rid), 0) >= state.settings.claim_window:
+                return False
+        elif session.pushed.get((edge.edge, reader), 0) >= state.settings.window:
             return True
         chunk = _next_chunk(stream, reader)
         if chunk is None:
-            _flush(state, session, batch)
-            _tell_rest(state, session, stream, reader)
+            if stream.end is not None or stream.failure is not None:
+                _flush(state, session, batch)
+                _tell_rest(state, session, stream, reader)
             return False
         batch.append(_deliver(state, session, chunk, reader, claimed_))
     return True
@@ -167,8 +165,10 @@ def _may_see(state: State, session: Session, edge: EdgeState, stream: Stream, re
     if edge.subscriptions[reader].readers != stream.readers or stream.rid in session.notices:
         return False
     bound = session.bound.get(stream.rid)
+    if bound is stream.life:
+        return True
     if bound is not None and not _is_nobodys(session, bound, stream.life):
-        return bound is stream.life
+        return False
     out = session.thrown_out.get(stream.rid)
     if out is not None and session.id in out.entered and out.number < stream.life.number:
         # It said that it is in that one, and has not finished it.
@@ -202,8 +202,7 @@ def _next_chunk(stream: Stream, reader: int) -> Chunk | None:
         return chunk
     if share.redo:
         # It was voided before it could be delivered again: a hole, at which the failure is told, and no END.
-        share.cursor = index
-        share.redo.clear()
+        share.cursor, share.redo = index, ()
     return None
 
 
@@ -217,61 +216,53 @@ def _tell_rest(state: State, session: Session, stream: Stream, reader: int) -> N
 
 
 def _deliver(state: State, session: Session, chunk: Chunk, reader: int, claimed_: bool) -> Descriptor:
-    stream = chunk.stream
+    stream, block, index = chunk.stream, chunk.block, chunk.index
     share = stream.shares[reader]
     chunk.shares[reader] = next_share(ShareState.PENDING, "deliver")
     chunk.holders[reader] = session.id
     flags = chunk.flags
-    if chunk.index < share.redelivered_below:
+    if index < share.redelivered_below:
         flags |= Flags.REDELIVERED
         state.counters["redelivered"] += 1
-    if share.redo and share.redo[0] == chunk.index:
-        share.redo.pop(0)
+    if share.redo and share.redo[0] == index:
+        share.redo = share.redo[1:]
     else:
-        share.cursor = chunk.index + 1
+        share.cursor = index + 1
     share.held += 1
     if flags & (Flags.LAST | Flags.END_ONLY):
         share.told_end = True
         share.cursor = max(share.cursor, stream.end or 0)
-    hold = Hold(chunk.block.handle, chunk.member, reader)
-    session.told[hold] = Told(chunk, claimed_)
-    session.held_bytes += chunk.nbytes
+    holding.begin(session, block, 1, chunk.nbytes)
     if claimed_:
+        chunk.claimed |= 1 << reader
         key = (stream.edge, reader, stream.rid)
         session.claimed[key] = session.claimed.get(key, 0) + 1
     else:
+        chunk.claimed &= ~(1 << reader)
         place = (stream.edge, reader)
         session.pushed[place] = session.pushed.get(place, 0) + 1
     lives.bind(state, session, stream.life)
-    if not flags & Flags.END_ONLY:
+    if session.taking and not flags & Flags.END_ONLY:
         answer_takes(session, stream.edge, reader, stream.rid, 1)
-    state.tell("delivered", stream.edge, stream.rid, chunk.index, session.id)
-    return Descriptor(
-        stream.edge,
-        reader,
-        stream.rid,
-        stream.life.number,
-        chunk.index,
-        chunk.attempt,
-        flags,
-        chunk.block.handle,
-        chunk.block.length,
-        chunk.block.data_offset,
-        chunk.member,
-        chunk.manifest,
-    )
+    state.tell("delivered", stream.edge, stream.rid, index, session.id)
+    told = (
+        stream.edge, reader, stream.rid, stream.life.number, index, chunk.attempt, flags, block.handle, block.length,
+        block.data_offset, chunk.member, chunk.manifest,
+    )  # fmt: skip
+    # As Descriptor(...) makes it, without the call.
+    return tuple.__new__(Descriptor, told)
 
 
-def return_credit(state: State, session: Session, told: Told, reader: int) -> None:
+def return_credit(state: State, session: Session, chunk: Chunk, reader: int) -> None:
     """The caller has a payload: one more may be sent."""
-    stream = told.chunk.stream
-    edge = state.edge(stream.edge)
-    if not told.claimed:
-        _one_less(session.pushed, (stream.edge, reader))
-        state.touched[(stream.edge, reader)] = None
+    stream = chunk.stream
+    if not chunk.claimed >> reader & 1:
+        place = (stream.edge, reader)
+        _one_less(session.pushed, place)
+        state.touched[place] = None
         return
     _one_less(session.claimed, (stream.edge, reader, stream.rid))
-    touch_rid(state, edge, reader, stream.rid)
+    touch_rid(state, stream.at, reader, stream.rid)
 
 
 def _one_less(counts: dict[Key, int], key: Key) -> None:

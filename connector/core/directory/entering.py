@@ -8,7 +8,7 @@ from __future__ import annotations
 from connector.core.directory import delivery, lives, onward, tombs
 from connector.core.directory.effects import Notice
 from connector.core.directory.events import Entered
-from connector.core.directory.objects import Life, Session
+from connector.core.directory.objects import Life, Session, with_one
 from connector.core.directory.state import State
 
 
@@ -45,12 +45,12 @@ def entered(state: State, event: Entered) -> None:
     if abort is not None and life.number < abort.life:
         # That was of a use behind this one.
         tombs.defer(session, abort.life, abort)
-    life.entered.add(session.id)
+    life.entered = with_one(life.entered, session.id)
     if event.sends:
-        life.senders.add(session.id)
-        life.opened.add((session.id, event.edge))
+        life.senders = with_one(life.senders, session.id)
+        life.opened |= {(session.id, event.edge)}
     else:
-        life.expected.add((session.id, event.edge))
+        life.expected |= {(session.id, event.edge)}
     for edge, reader in session.subscriptions:
         delivery.touch_rid(state, state.edge(edge), reader, rid)
 

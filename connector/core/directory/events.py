@@ -22,6 +22,16 @@ class Hold(NamedTuple):
     reader: int
 
 
+class Span(NamedTuple):
+    """So many payloads that stand one behind the other in a block, from `first` on, as one reader holds them."""
+
+    handle: Handle
+    first: int
+    #: At least 1.
+    count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody calls
+    reader: int
+
+
 class Flags:
     """Bits of a member's flags."""
 
@@ -128,14 +138,14 @@ class Sealed(Event):
 @dataclass(slots=True)
 class Released(Event):
     number: int
-    holds: tuple[Hold, ...]
+    spans: tuple[Span, ...]
 
 
 @dataclass(slots=True)
 class Taken(Event):
     """The caller has these payloads: their credits return."""
 
-    holds: tuple[Hold, ...]
+    spans: tuple[Span, ...]
 
 
 @dataclass(slots=True)

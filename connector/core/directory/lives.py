@@ -9,7 +9,7 @@ from __future__ import annotations
 from connector.core.directory import delivery, entering, releasing, room, tombs, unclaimed
 from connector.core.directory.effects import StreamFailed
 from connector.core.directory.events import Began, Finished
-from connector.core.directory.objects import Life, Session, Stream
+from connector.core.directory.objects import Life, Session, Stream, with_one, without
 from connector.core.directory.state import State
 from connector.core.errors import ConnectorError, StreamGap
 from connector.core.names import Edge
@@ -55,7 +55,7 @@ def open_life(state: State, rid: str) -> Life:
 def join(state: State, session: Session, life: Life) -> None:
     """The session puts to the life."""
     go_on(state, life)
-    life.senders.add(session.id)
+    life.senders = with_one(life.senders, session.id)
     if life.rid not in session.bound:
         bind(state, session, life)
     touched(session, life)
@@ -74,8 +74,9 @@ def stream_of(state: State, life: Life, edge: Edge) -> Stream:
     """The life's stream on the edge, made if it is not there."""
     stream = life.streams.get(edge)
     if stream is None:
-        stream = life.streams[edge] = Stream(edge, life.rid, life)
-        streams = state.edge(edge).streams.setdefault(life.rid, [])
+        at = state.edge(edge)
+        stream = life.streams[edge] = Stream(edge, life.rid, life, at)
+        streams = at.streams.setdefault(life.rid, [])
         streams.append(stream)
         streams.sort(key=lambda other: other.life.number)
     return stream
@@ -84,11 +85,13 @@ def stream_of(state: State, life: Life, edge: Edge) -> Stream:
 def bind(state: State, session: Session, life: Life) -> None:
     """The session is in the life from now on. One that it has only waited in, and that is nobody's, it has left."""
     left = session.bound.get(life.rid)
+    if left is life and life.rid not in session.past:
+        return
     if left is not life:
         session.bound[life.rid] = life
-        life.bound.add(session.id)
+        life.bound = with_one(life.bound, session.id)
     if left is not None and left is not life:
-        left.bound.discard(session.id)
+        left.bound = without(left.bound, session.id)
         end_if_done(state, left)
     if session.past.get(life.rid) is life:
         del session.past[life.rid]
@@ -96,13 +99,16 @@ def bind(state: State, session: Session, life: Life) -> None:
 
 def touched(session: Session, life: Life) -> None:
     """The caller has something of this life: what it puts and finishes next is not of an older one."""
-    past = session.past.get(life.rid)
+    rid = life.rid
+    if not session.is_behind(rid):
+        return
+    past = session.past.get(rid)
     if past is not None and past.number < life.number:
-        del session.past[life.rid]
-    if life.rid in session.thrown_out and session.thrown_out[life.rid].number < life.number:
-        del session.thrown_out[life.rid]
-    if life.rid in session.owed and session.owed[life.rid].life < life.number:
-        del session.owed[life.rid]
+        del session.past[rid]
+    if rid in session.thrown_out and session.thrown_out[rid].number < life.number:
+        del session.thrown_out[rid]
+    if rid in session.owed and session.owed[rid].life < life.number:
+        del session.owed[rid]
     tombs.drop_deferred(session, life)
 
 
@@ -110,7 +116,7 @@ def unbind(state: State, session: Session, rid: str) -> None:
     life = session.bound.pop(rid, None)
     if life is None:
         return
-    life.bound.discard(session.id)
+    life.bound = without(life.bound, session.id)
     for edge, reader in session.subscriptions:
         if rid in state.edge(edge).streams:
             delivery.touch_rid(state, state.edge(edge), reader, rid)
@@ -149,7 +155,7 @@ def open_for_end(state: State, session: Session, life: Life) -> None:
             for reader, share in enumerate(stream.shares):
                 share.closed = share.closed or reader not in waiting
         if stream is not None:
-            stream.writers.add(session.id)
+            stream.writers = with_one(stream.writers, session.id)
 
 
 def end_stream(state: State, stream: Stream) -> None:
@@ -298,7 +304,7 @@ def finished(state: State, event: Finished) -> None:
         subscription.claims.discard(rid)
     thrown_out = session.thrown_out.pop(rid, None)
     if thrown_out is not None:
-        thrown_out.finished_by.add(session.id)
+        thrown_out.finished_by = with_one(thrown_out.finished_by, session.id)
     if not of_the_aborted:
         _finish_lives(state, session, rid, thrown_out is not None)
     entering.tell_due(state, session, rid)
@@ -317,23 +323,23 @@ def _finish_lives(state: State, session: Session, rid: str, thrown_out: bool) ->
         life = next((life for life in lives if session.id not in life.finished_by), None)
     if life is None:
         return
-    life.finished_by.add(session.id)
+    life.finished_by = with_one(life.finished_by, session.id)
     for drained in (other.past.get(rid) for other in state.sessions.values()):
         # It may go on with somebody else.
         if drained is not None and drained.number < life.number:
-            drained.finished_by.add(session.id)
+            drained.finished_by = with_one(drained.finished_by, session.id)
     for older in [other for other in lives if other.number <= life.number]:
         _finish_life(state, session, older)
 
 
 def _finish_life(state: State, session: Session, life: Life) -> None:
-    life.finished_by.add(session.id)
+    life.finished_by = with_one(life.finished_by, session.id)
     if session.bound.get(life.rid) is life:
         # First, so that the life, should it end below, is no past one of this session.
         unbind(state, session, life.rid)
     for stream in list(life.streams.values()):
         if session.id in stream.writers:
-            stream.writers.discard(session.id)
+            stream.writers = without(stream.writers, session.id)
             end_stream(state, stream)
         for (edge, reader), subscription in session.subscriptions.items():
             if edge == stream.edge and subscription.readers == stream.readers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple
 
 from connector.core.directory.effects import Notice
@@ -12,6 +13,26 @@ from connector.core.directory.events import Hold
 from connector.core.directory.transitions import BlockState, ShareState
 from connector.core.errors import ConnectorError
 from connector.core.names import Edge, Handle
+
+#: Sets of sessions are small, many, and mostly alike: they are shared, and never changed.
+NOBODY: frozenset[int] = frozenset()
+
+
+@lru_cache(4096)
+def _alone(number: int) -> frozenset[int]:
+    return frozenset((number,))
+
+
+def with_one(known: frozenset[int], number: int) -> frozenset[int]:
+    """The sessions and this one."""
+    if number in known:
+        return known
+    return known | _alone(number) if known else _alone(number)
+
+
+def without(known: frozenset[int], number: int) -> frozenset[int]:
+    """The sessions but this one."""
+    return known - _alone(number) or NOBODY if number in known else known
 
 
 class Presence(Enum):
@@ -53,7 +74,7 @@ class Settings:
         return self.end - self.begin
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Block:
     """An extent of the arena while it is not free."""
 
@@ -72,7 +93,7 @@ class Block:
     outstanding: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Chunk:
     """One payload of a stream, or a bare END mark."""
 
@@ -81,8 +102,8 @@ class Chunk:
     index: int
     attempt: int
     flags: int
-    #: (session, number, member): the same id again is a retry.
-    message: tuple[int, int, int]
+    #: The session that put it.
+    session: int
     block: Block
     member: int
     manifest: bytes
@@ -95,16 +116,18 @@ class Chunk:
     holders: list[int]
     #: Nobody is to get it any more: whoever holds it was told to drop it.
     void: bool = False
+    #: Bit i: the credit of reader i is one of a claimed rid.
+    claimed: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Share:
     """Where reader i of a stream stands."""
 
     #: Next index never delivered to this reader.
     cursor: int = 0
     #: Delivered once to a reader that died, to be delivered again; ascending.
-    redo: list[int] = field(default_factory=list)
+    redo: list[int] | tuple[()] = ()
     #: Delivered and not released now.
     held: int = 0
     released_any: bool = False
@@ -118,13 +141,14 @@ class Share:
     told_end: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Stream:
     """Chunks of one rid on one edge in one life."""
 
     edge: Edge
     rid: str
     life: Life
+    at: EdgeState
     #: 0 until the first chunk fixes it.
     readers: int = 0
     chunks: dict[int, Chunk] = field(default_factory=dict)
@@ -135,13 +159,13 @@ class Stream:
     high: int = 0
     #: Every index in [0, low) was put; `above` holds those put out of order. low < end means a gap.
     low: int = 0
-    above: set[int] = field(default_factory=set)
+    above: set[int] | frozenset[int] = NOBODY
     failure: ConnectorError | None = None
     failed_at: float = 0.0
     #: Sessions that put to it and have neither finished nor gone.
-    writers: set[int] = field(default_factory=set)
+    writers: frozenset[int] = NOBODY
     #: Attempt of each index that was put with one above 0.
-    attempts: dict[int, int] = field(default_factory=dict)
+    attempts: dict[int, int] | None = None
     #: A timer looks after payloads that nobody claims.
     watched: bool = False
 
@@ -150,14 +174,19 @@ class Stream:
 
     def note_put(self, index: int) -> None:
         self.high = max(self.high, index + 1)
-        if index >= self.low:
-            self.above.add(index)
-        while self.low in self.above:
-            self.above.remove(self.low)
+        if index == self.low and not self.above:
             self.low += 1
+            return
+        above = set(self.above) if isinstance(self.above, frozenset) else self.above
+        if index >= self.low:
+            above.add(index)
+        while self.low in above:
+            above.remove(self.low)
+            self.low += 1
+        self.above = above or NOBODY
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Life:
     """One use of a rid, over all edges."""
 
@@ -167,16 +196,16 @@ class Life:
     #: Chunks of each stream that is done: an index below is never handed over again.
     counts: dict[Edge, int] = field(default_factory=dict)
     #: Sessions that put or were delivered something of it and have not finished.
-    bound: set[int] = field(default_factory=set)
-    finished_by: set[int] = field(default_factory=set)
+    bound: frozenset[int] = NOBODY
+    finished_by: frozenset[int] = NOBODY
     #: Sessions that put something of it, or said that they would.
-    senders: set[int] = field(default_factory=set)
+    senders: frozenset[int] = NOBODY
     #: Sessions that said that they are in it: it goes on until they have finished it.
-    entered: set[int] = field(default_factory=set)
+    entered: frozenset[int] = NOBODY
     #: What they said that they would put to: (session, edge).
-    opened: set[tuple[int, Edge]] = field(default_factory=set)
+    opened: frozenset[tuple[int, Edge]] = frozenset()
     #: What those who entered it would read: (session, edge).
-    expected: set[tuple[int, Edge]] = field(default_factory=set)
+    expected: frozenset[tuple[int, Edge]] = frozenset()
     #: Nothing of it is left. A session that has not finished it may open it again by a put.
     over: bool = False
 
@@ -204,6 +233,8 @@ class Deferred(NamedTuple):
 class Subscription:
     """A session as reader i of n on an edge."""
 
+    #: (edge, reader).
+    place: tuple[Edge, int]
     session: int
     readers: int
     push: bool
@@ -262,13 +293,6 @@ class TakeWaiter:
     deadline: float
 
 
-class Told(NamedTuple):
-    """A delivered share: the chunk and the credit that it uses."""
-
-    chunk: Chunk
-    claimed: bool
-
-
 @dataclass(slots=True)
 class Session:
     """One client process's life with the broker."""
@@ -307,10 +331,13 @@ class Session:
     deferred: dict[str, list[Deferred]] = field(default_factory=dict)
     #: Lives that were aborted while it was in them, until it finishes or begins the rid, or touches a newer one.
     thrown_out: OrderedDict[str, Life] = field(default_factory=OrderedDict)
-    told: dict[Hold, Told] = field(default_factory=dict)
+    #: By offset, blocks of which it was delivered something and has not released it, and how much: see holding.py.
+    holds_in: dict[int, int] = field(default_factory=dict)
+    #: Payloads held in all of them.
+    held: int = 0
     #: Blocks kept for a look (`show`), by hold with reader -1.
     inspecting: dict[Hold, Block] = field(default_factory=dict)
-    #: Tensor bytes of what is in `told`.
+    #: Tensor bytes of what it holds.
     held_bytes: int = 0
     #: Pushed and not yet taken, by (edge, reader): at most `window`, so that what is left lying on one edge
     #: keeps nothing back on another.
@@ -324,6 +351,10 @@ class Session:
     late_puts: int = 0
     #: How people are told of it.
     label: str = ""
+
+    def is_behind(self, rid: str) -> bool:
+        """Whether there is something of an older life of the rid that the session has still to answer or to finish."""
+        return rid in self.past or rid in self.owed or rid in self.thrown_out or rid in self.deferred
 
     def __post_init__(self) -> None:
         self.label = f"{self.stage} (pid {self.pid})"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from connector.core.directory import lives, tombs
 from connector.core.directory.effects import Notice
-from connector.core.directory.objects import Life, Session
+from connector.core.directory.objects import Life, Session, with_one, without
 from connector.core.directory.state import State
 from connector.core.names import Edge
 
@@ -44,7 +44,7 @@ def is_waited_in(state: State, session: Session, life: Life) -> bool:
 def throw_out(state: State, session: Session, out: Life, abort: Notice, sends_on: Iterable[Edge] = ()) -> None:
     """The session is in the use `out`, which was aborted, and hears of it; so do the other of its process, and those
     who wait for what it would send on these edges."""
-    out.entered.add(session.id)
+    out.entered = with_one(out.entered, session.id)
     tombs.throw_out(state, session, out)
     tombs.tell(state, session, abort._replace(number=0))
     for edge in sends_on:
@@ -97,9 +97,9 @@ def _waits_only_on(session: Session, life: Life, edge: Edge) -> bool:
 
 
 def _leave(state: State, session: Session, life: Life) -> None:
-    life.entered.discard(session.id)
-    life.senders.discard(session.id)
-    life.opened = {(opener, edge) for opener, edge in life.opened if opener != session.id}
-    life.expected = {(reader, edge) for reader, edge in life.expected if reader != session.id}
+    life.entered = without(life.entered, session.id)
+    life.senders = without(life.senders, session.id)
+    life.opened = frozenset(one for one in life.opened if one[0] != session.id)
+    life.expected = frozenset(one for one in life.expected if one[0] != session.id)
     lives.unbind(state, session, life.rid)
     lives.end_if_done(state, life)

@@ -63,5 +63,5 @@ def _remove(state: State, chunk: Chunk, force: bool) -> bool:
         hold = Hold(chunk.block.handle, chunk.member, reader)
         state.emit(DropHolds(holder.id, (hold,)))
         if force:
-            releasing.release_hold(state, holder, hold)
+            releasing.release(state, holder, chunk, reader)
     return not any(chunk.holders)

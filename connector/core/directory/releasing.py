@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
-from connector.core.directory import delivery, lives
+from connector.core.directory import delivery, holding, lives
 from connector.core.directory.effects import DropHolds, FreeEntry
-from connector.core.directory.events import Flags, Hold, Released, Returned, Taken
+from connector.core.directory.events import Flags, Hold, Released, Returned, Span, Taken
 from connector.core.directory.objects import Block, Chunk, Session, Stream
 from connector.core.directory.state import State
 from connector.core.directory.transitions import BlockState, ShareState, next_block, next_share
 
 
 def taken(state: State, event: Taken) -> None:
-    """The caller has the payloads: their credits return. Unknown holds were released already."""
+    """The caller has the payloads: their credits return. What is not known was released already."""
     session = state.session(event.session)
-    for hold in event.holds:
-        told = session.told.get(hold)
-        if told is None or told.chunk.shares[hold.reader] is not ShareState.DELIVERED:
-            continue
-        told.chunk.shares[hold.reader] = next_share(ShareState.DELIVERED, "take")
-        lives.touched(session, told.chunk.stream.life)
-        state.tell("taken", told.chunk.stream.edge, told.chunk.stream.rid, told.chunk.index, session.id)
-        delivery.return_credit(state, session, told, hold.reader)
+    for span in event.spans:
+        for chunk in _held(state, session, span):
+            if chunk.shares[span.reader] is not ShareState.DELIVERED:
+                continue
+            chunk.shares[span.reader] = next_share(ShareState.DELIVERED, "take")
+            stream = chunk.stream
+            lives.touched(session, stream.life)
+            state.tell("taken", stream.edge, stream.rid, chunk.index, session.id)
+            delivery.return_credit(state, session, chunk, span.reader)
 
 
 def released(state: State, event: Released) -> None:
-    """Idempotent: a hold that is not known was released before."""
+    """Idempotent: what is not known was released before."""
     session = state.session(event.session)
-    for hold in event.holds:
-        if hold.reader < 0:
-            end_look(state, session, hold)
+    for span in event.spans:
+        if span.reader < 0:
+            end_look(state, session, Hold(span.handle, span.first, span.reader))
         else:
-            release_hold(state, session, hold)
+            for chunk in _held(state, session, span):
+                release(state, session, chunk, span.reader)
+
+
+def _held(state: State, session: Session, span: Span) -> list[Chunk]:
+    """What the session holds of the span."""
+    block = holding.block_of(state, span.handle)
+    if block is None or span.reader < 0:
+        return []
+    reader, number = span.reader, session.id
+    return [
+        chunk
+        for chunk in block.members[span.first : span.first + span.count]
+        if chunk is not None and reader < len(chunk.holders) and chunk.holders[reader] == number
+    ]
 
 
 def end_look(state: State, session: Session, hold: Hold) -> None:
@@ -41,20 +56,18 @@ def end_look(state: State, session: Session, hold: Hold) -> None:
         free_if_done(state, block)
 
 
-def release_hold(state: State, session: Session, hold: Hold) -> None:
-    told = session.told.pop(hold, None)
-    if told is None:
-        return
-    chunk = told.chunk
-    lives.touched(session, chunk.stream.life)
-    session.held_bytes -= chunk.nbytes
-    if chunk.shares[hold.reader] is ShareState.DELIVERED:
-        delivery.return_credit(state, session, told, hold.reader)
-    state.tell("released", chunk.stream.edge, chunk.stream.rid, chunk.index, session.id)
-    share = chunk.stream.shares[hold.reader]
+def release(state: State, session: Session, chunk: Chunk, reader: int) -> None:
+    """The session lets go of a payload that it holds."""
+    stream = chunk.stream
+    lives.touched(session, stream.life)
+    holding.end(session, chunk.block, 1, chunk.nbytes)
+    if chunk.shares[reader] is ShareState.DELIVERED:
+        delivery.return_credit(state, session, chunk, reader)
+    state.tell("released", stream.edge, stream.rid, chunk.index, session.id)
+    share = stream.shares[reader]
     share.held -= 1
     share.released_any = True
-    _pair_done(state, chunk, hold.reader, "release")
+    _pair_done(state, chunk, reader, "release")
 
 
 def drop_pending(state: State, chunk: Chunk, reader: int) -> bool:
@@ -66,15 +79,20 @@ def drop_pending(state: State, chunk: Chunk, reader: int) -> bool:
 
 
 def _pair_done(state: State, chunk: Chunk, reader: int, verb: str) -> None:
-    chunk.shares[reader] = next_share(chunk.shares[reader], verb)
+    shares, stream, block = chunk.shares, chunk.stream, chunk.block
+    shares[reader] = next_share(shares[reader], verb)
     chunk.holders[reader] = 0
-    chunk.block.outstanding -= 1
+    block.outstanding -= 1
     state.last_progress = state.now
-    if all(share is ShareState.RELEASED for share in chunk.shares):
+    if len(shares) == 1 or all(share is ShareState.RELEASED for share in shares):
         _forget(state, chunk)
         count_gone(state, chunk)
-        free_if_done(state, chunk.block)
-    lives.settle(state, chunk.stream)
+        if not block.outstanding:
+            free_if_done(state, block)
+    share = stream.shares[reader]
+    if share.told_end or share.closed:
+        # Before that nothing is settled by it.
+        lives.settle(state, stream)
 
 
 def _forget(state: State, chunk: Chunk) -> None:
@@ -86,7 +104,7 @@ def _forget(state: State, chunk: Chunk) -> None:
 
 def count_gone(state: State, chunk: Chunk) -> None:
     if not chunk.flags & Flags.END_ONLY:
-        state.edge(chunk.stream.edge).payloads_released += 1
+        chunk.stream.at.payloads_released += 1
         state.counters["payloads_released"] += 1
 
 

@@ -191,7 +191,7 @@ def drop_waiter(state: State, session: Session, waiter: RoomWaiter) -> None:
 
 
 def refuse_waiters(
-    state: State, edge: EdgeState, rid: str, error: ConnectorError, sessions: set[int] | None = None
+    state: State, edge: EdgeState, rid: str, error: ConnectorError, sessions: frozenset[int] | set[int] | None = None
 ) -> None:
     """Puts of this rid alone (of these sessions) can only be refused later: they need not wait for room."""
     for waiter in list(edge.waiters):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from connector.core.directory import delivery, lives, releasing, unclaimed
 from connector.core.directory.effects import PutFailed, PutNoted
 from connector.core.directory.events import Flags, Member, Sealed
-from connector.core.directory.objects import Block, Chunk, EdgeState, Life, Session, Stream
+from connector.core.directory.objects import Block, Chunk, EdgeState, Life, Session, Stream, with_one
 from connector.core.directory.state import State
 from connector.core.directory.transitions import ShareState, next_block
 from connector.core.errors import (
@@ -46,13 +46,14 @@ def seal(state: State, event: Sealed) -> None:
     edge.used += block.length
     # One pair more, so that the block is not freed before its last member has come.
     block.outstanding += 1
-    for place in range(len(event.members)):
+    for place, member in enumerate(event.members):
         block.members.append(None)
         try:
-            _place(state, session, event, block, place)
+            _place(state, session, edge, event, block, place, member)
         except ConnectorError as error:
             _refuse(state, session, edge, event, place, error)
     block.outstanding -= 1
+    state.last_progress = state.now
     releasing.free_if_done(state, block)
 
 
@@ -65,30 +66,48 @@ def _own_block(session: Session, event: Sealed) -> Block | None:
     return block
 
 
-def _place(state: State, session: Session, event: Sealed, block: Block, place: int) -> None:
-    member = event.members[place]
-    life = lives.life_for_put(state, session, event.edge, member.rid, event.seen)
-    message = (session.id, event.number, place)
-    if event.edge in life.counts:
-        _admit_done(life.counts[event.edge], event.edge, member)
-        state.emit(PutNoted(session.id, event.number, place, "ignored"))
-        return
-    _refuse_behind(state.edge(event.edge), life, member)
-    lives.join(state, session, life)
-    stream = lives.stream_of(state, life, event.edge)
-    try:
-        outcome = _admit(stream, member, message)
-    except ConnectorError as error:
-        _poison(state, stream, member, error)
-        raise
-    stream.writers.add(session.id)
-    if outcome == "ignored":
-        state.emit(PutNoted(session.id, event.number, place, outcome))
-        return
-    if outcome == "replaced":
-        releasing.withdraw(state, stream.chunks[member.index])
-        state.emit(PutNoted(session.id, event.number, place, outcome))
-    _store(state, stream, member, block, place, message)
+def _place(
+    state: State, session: Session, edge: EdgeState, event: Sealed, block: Block, place: int, member: Member
+) -> None:
+    rid = member.rid
+    life = session.bound.get(rid) if not session.is_behind(rid) else None
+    stream = life.streams.get(edge.edge) if life is not None else None
+    if stream is None or session.id not in stream.writers:
+        life = lives.life_for_put(state, session, edge.edge, rid, event.seen)
+        if edge.edge in life.counts:
+            _admit_done(life.counts[edge.edge], edge.edge, member)
+            state.emit(PutNoted(session.id, event.number, place, "ignored"))
+            return
+        _refuse_behind(edge, life, member)
+        lives.join(state, session, life)
+        stream = lives.stream_of(state, life, edge.edge)
+    if not _is_next(stream, member):
+        try:
+            outcome = _admit(stream, member)
+        except ConnectorError as error:
+            _poison(state, stream, member, error)
+            raise
+        if outcome != "new":
+            stream.writers = with_one(stream.writers, session.id)
+            state.emit(PutNoted(session.id, event.number, place, outcome))
+            if outcome == "ignored":
+                return
+            releasing.withdraw(state, stream.chunks[member.index])
+    if session.id not in stream.writers:
+        stream.writers = with_one(stream.writers, session.id)
+    _store(state, session, stream, member, block, place)
+
+
+def _is_next(stream: Stream, member: Member) -> bool:
+    """The common case, of which nothing need be asked: the stream's next chunk, put for the first time."""
+    return (
+        member.index == stream.high == stream.low
+        and not member.attempt
+        and stream.end is None
+        and stream.failure is None
+        and stream.readers in (0, member.readers)
+        and not member.flags & Flags.END_ONLY
+    )
 
 
 def _refuse_behind(edge: EdgeState, life: Life, member: Member) -> None:
@@ -103,7 +122,7 @@ def _refuse_behind(edge: EdgeState, life: Life, member: Member) -> None:
         )
 
 
-def _admit(stream: Stream, member: Member, message: tuple[int, int, int]) -> str:
+def _admit(stream: Stream, member: Member) -> str:
     """'new', 'replaced' or 'ignored'; raises the refusal. Changes nothing."""
     if stream.failure is not None:
         raise stream.failure.anew()
@@ -118,7 +137,7 @@ def _admit(stream: Stream, member: Member, message: tuple[int, int, int]) -> str
     if member.flags & Flags.END_ONLY and stream.end == member.index:
         return "ignored"
     if stream.was_put(member.index):
-        return _admit_again(stream, member, message, facts)
+        return _admit_again(stream, member, facts)
     if stream.end is not None and member.index >= stream.end:
         raise StreamEnded("a chunk behind the stream's END", end=stream.end, **facts)
     _check_end(stream, member, facts)
@@ -142,12 +161,10 @@ def _admit_done(count: int, edge: Edge, member: Member) -> None:
         raise AlreadyPut("this index was put and handed over already; finish or begin the rid to use it anew", **facts)
 
 
-def _admit_again(stream: Stream, member: Member, message: tuple[int, int, int], facts: dict[str, object]) -> str:
+def _admit_again(stream: Stream, member: Member, facts: dict[str, object]) -> str:
     """A chunk that was put before: only a higher attempt may replace it, and only untold."""
     chunk = stream.chunks.get(member.index)
-    if chunk is not None and chunk.message == message:
-        return "ignored"
-    known = stream.attempts.get(member.index, 0)
+    known = stream.attempts.get(member.index, 0) if stream.attempts else 0
     if member.attempt <= known:
         if stream.end is not None and member.index >= stream.end:
             raise StreamEnded("a chunk behind the stream's END", end=stream.end, **facts)
@@ -171,59 +188,48 @@ def _is_untold(chunk: Chunk) -> bool:
     )
 
 
-def _store(
-    state: State, stream: Stream, member: Member, block: Block, place: int, message: tuple[int, int, int]
-) -> None:
+def _store(state: State, session: Session, stream: Stream, member: Member, block: Block, place: int) -> None:
+    _, index, attempt, flags, readers, manifest, nbytes = member
     if not stream.readers:
-        delivery.open_shares(state, stream, member.readers)
-    flags = member.flags
-    if flags & Flags.LAST and member.index + 1 in stream.chunks:
+        delivery.open_shares(state, stream, readers)
+    if flags & Flags.LAST and index + 1 in stream.chunks:
         # The END mark that follows says it; a reader is told of one END.
         flags &= ~Flags.LAST
     state.serial += 1
+    shares = [ShareState.RELEASED if share.closed else ShareState.PENDING for share in stream.shares]
     chunk = Chunk(
-        serial=state.serial,
-        stream=stream,
-        index=member.index,
-        attempt=member.attempt,
-        flags=flags,
-        message=message,
-        block=block,
-        member=place,
-        manifest=member.manifest,
-        nbytes=member.nbytes,
-        writer=state.sessions[message[0]].label,
-        sealed_at=state.now,
-        shares=[ShareState.RELEASED if share.closed else ShareState.PENDING for share in stream.shares],
-        holders=[0] * member.readers,
-    )
-    stream.note_put(member.index)
-    if member.attempt:
-        stream.attempts[member.index] = member.attempt
+        state.serial, stream, index, attempt, flags, session.id, block, place, manifest, nbytes, session.label,
+        state.now, shares, [0] * readers,
+    )  # fmt: skip
+    stream.note_put(index)
+    if attempt:
+        if stream.attempts is None:
+            stream.attempts = {}
+        stream.attempts[index] = attempt
     if flags & Flags.END_ONLY:
-        stream.end = member.index
+        stream.end = index
     elif flags & Flags.LAST:
-        stream.end = member.index + 1
+        stream.end = index + 1
     _count(state, stream, chunk)
-    due = sum(share is ShareState.PENDING for share in chunk.shares)
+    due = shares.count(ShareState.PENDING)
     if not due:
         releasing.count_gone(state, chunk)
         lives.settle(state, stream)
         return
     block.members[place] = chunk
     block.outstanding += due
-    stream.chunks[member.index] = chunk
+    stream.chunks[index] = chunk
     state.shelf.add(chunk)
     delivery.touch(state, stream)
-    unclaimed.watch(state, stream)
+    if not stream.watched:
+        unclaimed.watch(state, stream)
 
 
 def _count(state: State, stream: Stream, chunk: Chunk) -> None:
-    state.tell("sealed", stream.edge, stream.rid, chunk.index, chunk.message[0], f"{chunk.nbytes} B")
-    state.last_progress = state.now
+    state.tell("sealed", stream.edge, stream.rid, chunk.index, chunk.session, chunk.nbytes)
     if chunk.flags & Flags.END_ONLY:
         return
-    edge = state.edge(stream.edge)
+    edge = stream.at
     edge.payloads_sealed += 1
     edge.bytes_sealed += chunk.nbytes
     state.counters["payloads_sealed"] += 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from connector.core.directory import aborts, delivery, lives, releasing, tombs
+from connector.core.directory import aborts, delivery, holding, lives, releasing, tombs
 from connector.core.directory.effects import Done, Expelled, Notices, Ping, Refused
 from connector.core.directory.events import Died, Heard, Hold, Joined, Left, Subscribed
-from connector.core.directory.objects import Chunk, Presence, Session, Share, Stream, Subscription
+from connector.core.directory.objects import Chunk, Presence, Session, Share, Stream, Subscription, without
 from connector.core.directory.state import State
 from connector.core.directory.transitions import ShareState, next_share
 from connector.core.errors import (
@@ -101,7 +101,7 @@ def subscribed(state: State, event: Subscribed) -> None:
         return
     known = edge.subscriptions.get(event.reader)
     if known is None:
-        known = Subscription(session.id, event.readers, event.push, event.resume)
+        known = Subscription((event.edge, event.reader), session.id, event.readers, event.push, event.resume)
         edge.subscriptions[event.reader] = known
         session.subscriptions[(event.edge, event.reader)] = known
     known.push = known.push or event.push
@@ -158,7 +158,7 @@ def left(state: State, event: Left) -> None:
 
 def expel_if_done(state: State, session: Session) -> None:
     """A closing session goes with its last view."""
-    holds = bool(session.told or session.inspecting)
+    holds = bool(session.held or session.inspecting)
     if session.presence is Presence.CLOSING and not holds and session.id in state.sessions:
         _forget(state, session)
 
@@ -201,7 +201,7 @@ def _end_writing(state: State, session: Session, why: str) -> None:
         for stream in list(life.streams.values()):
             if session.id not in stream.writers:
                 continue
-            stream.writers.discard(session.id)
+            stream.writers = without(stream.writers, session.id)
             if stream.failure is None and (stream.end is None or stream.low < stream.end):
                 error = WriterDied(
                     why, rid=stream.rid, edge=str(stream.edge), stage=session.stage, pid=session.pid, chunks=stream.low
@@ -214,12 +214,12 @@ def _end_reading(state: State, session: Session, held: set[Hold], why: str) -> N
     session.takes.clear()
     session.taking.clear()
     shares: dict[tuple[int, int], tuple[Stream, int, list[Chunk]]] = {}
-    for hold, told in list(session.told.items()):
-        if hold in held:
+    for chunk, reader in holding.all_of(state, session):
+        if holding.hold_of(chunk, reader) in held:
             continue
-        stream = told.chunk.stream
-        entry = shares.setdefault((id(stream), hold.reader), (stream, hold.reader, []))
-        entry[2].append(told.chunk)
+        stream = chunk.stream
+        entry = shares.setdefault((id(stream), reader), (stream, reader, []))
+        entry[2].append(chunk)
     for (edge_name, reader), subscription in session.subscriptions.items():
         edge = state.edge(edge_name)
         for rid, streams in edge.streams.items():
@@ -233,8 +233,9 @@ def _end_reading(state: State, session: Session, held: set[Hold], why: str) -> N
         for stream, number, chunks in [s for s in shares.values() if s[0].edge == edge_name and s[1] == reader]:
             _end_share(state, session, stream, number, chunks, subscription, why)
     session.subscriptions.clear()
-    for told_hold in [hold for hold in session.told if hold not in held]:
-        releasing.release_hold(state, session, told_hold)
+    for chunk, reader in holding.all_of(state, session):
+        if holding.hold_of(chunk, reader) not in held:
+            releasing.release(state, session, chunk, reader)
     for look in [look for look in session.inspecting if look not in held]:
         releasing.end_look(state, session, look)
     for rid in list(session.bound):
@@ -270,11 +271,9 @@ def _end_share(
         _start_over(state, stream, reader)
         return
     for chunk in again:
-        hold = Hold(chunk.block.handle, chunk.member, reader)
-        told = session.told.pop(hold)
-        session.held_bytes -= chunk.nbytes
+        holding.end(session, chunk.block, 1, chunk.nbytes)
         if chunk.shares[reader] is ShareState.DELIVERED:
-            delivery.return_credit(state, session, told, reader)
+            delivery.return_credit(state, session, chunk, reader)
         chunk.shares[reader] = next_share(chunk.shares[reader], "reader died")
         chunk.holders[reader] = 0
         share.held -= 1
@@ -289,6 +288,6 @@ def _end_share(
 def _start_over(state: State, stream: Stream, reader: int) -> None:
     """Nothing is left for this reader but the failure, which whoever comes as it next is told."""
     share: Share = stream.shares[reader]
-    share.cursor, share.redo, share.told_end = 0, [], False
+    share.cursor, share.redo, share.told_end = 0, (), False
     for chunk in list(stream.chunks.values()):
         releasing.drop_pending(state, chunk, reader)

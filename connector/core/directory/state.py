@@ -122,7 +122,8 @@ class State:
         self.room_changed = False
         #: Sessions were asked to give back what they reserved ahead.
         self.recalling = False
-        self._story: deque[StoryLine] = deque(maxlen=settings.story)
+        #: As StoryLine, without making one: several lines a chunk. A detail that is a number is one of bytes.
+        self.story_lines: deque[tuple[float, str, Edge, str, int, int, str | int]] = deque(maxlen=settings.story)
         self.counters: dict[str, int] = {
             "payloads_sealed": 0,
             "payloads_released": 0,
@@ -180,14 +181,13 @@ class State:
             raise InvariantBroken("an event of a session that is not known", session=number)
         return found
 
-    def tell(self, what: str, edge: Edge, rid: str, index: int, session: int, detail: str = "") -> None:
-        # As StoryLine(...) makes it, without the call: this is done several times a chunk.
-        self._story.append(tuple.__new__(StoryLine, (self.now, what, edge, rid, index, session, detail)))
+    def tell(self, what: str, edge: Edge, rid: str, index: int, session: int, detail: str | int = "") -> None:
+        self.story_lines.append((self.now, what, edge, rid, index, session, detail))
 
     def story(self, rid: str, edge: Edge | None = None, index: int | None = None) -> list[StoryLine]:
         """What happened to a payload, oldest first, as far back as the story reaches."""
         return [
-            line
-            for line in self._story
-            if line.rid == rid and edge in (None, line.edge) and index in (None, line.index)
+            StoryLine(*line[:6], line[6] if isinstance(line[6], str) else f"{line[6]} B")
+            for line in self.story_lines
+            if line[3] == rid and edge in (None, line[2]) and index in (None, line[4])
         ]

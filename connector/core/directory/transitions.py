@@ -18,6 +18,8 @@ class BlockState(Enum):
     SEALED = "sealed"
     FREE = "free"
 
+    __hash__ = object.__hash__
+
 
 class ShareState(Enum):
     """One payload as one of its readers stands to it."""
@@ -29,6 +31,9 @@ class ShareState(Enum):
     #: The reader reported that its caller has it. Shown only; safety never rests on it.
     TAKEN = "taken"
     RELEASED = "released"
+
+    # Enum's own hashes the name, in Python, at each look into the table.
+    __hash__ = object.__hash__
 
 
 BLOCK_TABLE: dict[tuple[BlockState, str], BlockState] = {

@@ -238,7 +238,7 @@ class Rig:
     def quick_release(self, session: int) -> None:
         """What arrived is released, without an audit."""
         holds = tuple(map(self.hold, self.arrived(session)))
-        self.directory.handle(ev.Released(self.now, session, self.number(session), holds))
+        self.directory.handle(ev.Released(self.now, session, self.number(session), self.spans(holds)))
 
     def awaiting(self, session: int, rid: str) -> ev.Awaited:
         return ev.Awaited(self.now, session, self.request(), EDGE, 0, rid, self.now + 600.0)
@@ -256,12 +256,16 @@ class Rig:
     def hold(self, descriptor: ef.Descriptor) -> ev.Hold:
         return ev.Hold(descriptor.handle, descriptor.member, descriptor.reader)
 
+    @staticmethod
+    def spans(holds: Iterable[ev.Hold]) -> tuple[ev.Span, ...]:
+        return tuple(ev.Span(hold.handle, hold.member, 1, hold.reader) for hold in holds)
+
     def take(self, session: int, *descriptors: ef.Descriptor) -> list[ef.Effect]:
-        return self.handle(ev.Taken(self.now, session, tuple(map(self.hold, descriptors))))
+        return self.handle(ev.Taken(self.now, session, self.spans(map(self.hold, descriptors))))
 
     def release(self, session: int, *descriptors: ef.Descriptor) -> list[ef.Effect]:
         holds = tuple(map(self.hold, descriptors))
-        return self.handle(ev.Released(self.now, session, self.number(session), holds))
+        return self.handle(ev.Released(self.now, session, self.number(session), self.spans(holds)))
 
     def read(self, session: int) -> list[ef.Descriptor]:
         """Takes and releases until nothing more comes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from connector.core.directory import effects as ef
-from connector.core.directory import listing
+from connector.core.directory import holding, listing
 from connector.core.directory.events import Hold
 from connector.core.errors import InvariantBroken, StreamPoisoned, UnknownRequest
 
@@ -250,9 +250,9 @@ def test_the_story_reaches_back_a_fixed_way(make_rig: Any) -> None:
 def test_the_audit_finds_a_table_that_was_changed_from_outside(rig: Any) -> None:
     writer, reader = rig.join(), rig.reader()
     rig.put(writer, "a", last=True)
-    ((hold, told),) = rig.state.sessions[reader].told.items()
-    assert hold == Hold(told.chunk.block.handle, 0, 0)
-    told.chunk.block.outstanding += 1
+    ((chunk, number),) = holding.all_of(rig.state, rig.state.sessions[reader])
+    assert holding.hold_of(chunk, number) == Hold(chunk.block.handle, 0, 0)
+    chunk.block.outstanding += 1
     try:
         rig.directory.validate()
     except InvariantBroken as error:
