@@ -27,7 +27,8 @@ from connector.core.directory import (
 from connector.core.directory import events as ev
 from connector.core.directory.effects import Acked, AskResend, Effect, StopSession
 from connector.core.directory.objects import Presence, Settings, Stream
-from connector.core.directory.state import State, StoryLine
+from connector.core.directory.state import State
+from connector.core.directory.story import StoryLine
 from connector.core.errors import BrokerStopping
 from connector.core.names import Edge
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from connector.core.directory import holding
+from connector.core.directory import holding, lots
 from connector.core.directory.objects import Block, Chunk, Session
 from connector.core.directory.state import State
 from connector.core.directory.transitions import BlockState, ShareState
@@ -20,7 +20,7 @@ def validate(state: State) -> None:
     chunks = 0
     for block in state.blocks.values():
         chunks += _check_block(state, block)
-    _check(chunks == len(state.shelf), "the shelf holds the live payloads")
+    _check(chunks == state.shelf.payloads, "the shelf counts the live payloads")
     for session in state.sessions.values():
         _check_session(state, session)
     reserved = sum(s.reserved_bytes for s in state.sessions.values())
@@ -45,7 +45,7 @@ def _check_block(state: State, block: Block) -> int:
         )
         return 0
     _check(block.state is BlockState.SEALED, "no free block is kept", **facts)
-    live = [chunk for chunk in block.members if chunk is not None]
+    live = list(lots.look(block))
     due = sum(share is not ShareState.RELEASED for chunk in live for share in chunk.shares)
     looks = sum(1 for s in state.sessions.values() for b in s.inspecting.values() if b is block)
     _check(due + looks == block.outstanding > 0, "outstanding pairs", due=due, looks=looks, **facts)
@@ -64,13 +64,14 @@ def _check_chunk(state: State, chunk: Chunk) -> None:
             known = session is not None and chunk.block.handle.offset in session.holds_in
             _check(known, "the holder knows its hold", **facts)
     if not chunk.stream.life.over:
-        _check(chunk.stream.chunks.get(chunk.index) is chunk, "a live payload is in its stream", **facts)
+        record = chunk.block.lot or chunk
+        _check(chunk.stream.live.get(chunk.index) is record, "a live payload is in its stream", **facts)
 
 
 def _check_session(state: State, session: Session) -> None:
     facts = {"session": session.id, "stage": session.stage}
     _check(sum(b.length for b in session.reserved.values()) == session.reserved_bytes, "reserved bytes", **facts)
-    held = holding.all_of(state, session)
+    held = holding.seen(state, session)
     _check(sum(chunk.nbytes for chunk, _ in held) == session.held_bytes, "held bytes", **facts)
     _check(len(held) == session.held, "held payloads", **facts)
     by_block = Counter(chunk.block.handle.offset for chunk, _ in held)
@@ -124,8 +125,8 @@ def _check_lives(state: State) -> None:
                 _check(stream in state.edges[edge].streams.get(rid, []), "a stream is on its edge", rid=rid)
                 held = sum(
                     share in (ShareState.DELIVERED, ShareState.TAKEN)
-                    for chunk in stream.chunks.values()
-                    for share in chunk.shares
+                    for found in stream.live.values()
+                    for share in (found.shares if isinstance(found, Chunk) else [found.state])
                 )
                 _check(held == sum(share.held for share in stream.shares), "held shares", rid=rid, edge=str(edge))
                 _check(stream.low <= stream.high, "low <= high", rid=rid)

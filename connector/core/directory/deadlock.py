@@ -7,7 +7,7 @@ byte that is in use is stuck, and nothing has moved for `deadlock_after`, the yo
 
 from __future__ import annotations
 
-from connector.core.directory import room
+from connector.core.directory import lots, room
 from connector.core.directory.effects import Refused
 from connector.core.directory.objects import Block, RoomWaiter
 from connector.core.directory.state import State
@@ -72,11 +72,10 @@ def _is_stuck(state: State, block: Block, putters: set[int], stuck_readers: set[
     if block.edge is None:
         return block.session in putters
     subscriptions = state.edge(block.edge).subscriptions
-    for chunk in block.members:
-        for reader, share in enumerate(chunk.shares if chunk else ()):
+    for chunk in lots.look(block):
+        for reader, share in enumerate(chunk.shares):
             if share is ShareState.RELEASED:
                 continue
-            assert chunk is not None
             if chunk.void:
                 return False
             subscription = subscriptions.get(reader)

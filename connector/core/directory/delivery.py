@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TypeVar
 
-from connector.core.directory import holding, lives, releasing
+from connector.core.directory import holding, lives, lots, releasing
 from connector.core.directory.effects import Deliver, Descriptor, Ended, StreamFailed
 from connector.core.directory.events import Claimed, Flags
 from connector.core.directory.objects import (
@@ -197,7 +197,7 @@ def _next_chunk(stream: Stream, reader: int) -> Chunk | None:
     """The next chunk due to the reader, if it is there."""
     share = stream.shares[reader]
     index = share.redo[0] if share.redo else share.cursor
-    chunk = stream.chunks.get(index)
+    chunk = lots.chunk_at(stream, index)
     if chunk is not None and chunk.shares[reader] is ShareState.PENDING:
         return chunk
     if share.redo:
@@ -258,15 +258,16 @@ def return_credit(state: State, session: Session, chunk: Chunk, reader: int) -> 
     stream = chunk.stream
     if not chunk.claimed >> reader & 1:
         place = (stream.edge, reader)
-        _one_less(session.pushed, place)
+        less(session.pushed, place)
         state.touched[place] = None
         return
-    _one_less(session.claimed, (stream.edge, reader, stream.rid))
+    less(session.claimed, (stream.edge, reader, stream.rid))
     touch_rid(state, stream.at, reader, stream.rid)
 
 
-def _one_less(counts: dict[Key, int], key: Key) -> None:
-    counts[key] -= 1
+def less(counts: dict[Key, int], key: Key, by: int = 1) -> None:
+    """So many less; what comes to 0 is not there."""
+    counts[key] -= by
     if not counts[key]:
         del counts[key]
 
@@ -286,7 +287,7 @@ def _tell_failure(state: State, session: Session, stream: Stream, reader: int) -
     stream.shares[reader].closed = True
     state.emit(StreamFailed(session.id, stream.edge, reader, stream.rid, stream.life.number, stream.failure))
     answer_takes(session, stream.edge, reader, stream.rid)
-    for chunk in list(stream.chunks.values()):
+    for chunk in lots.chunks(stream):
         releasing.drop_pending(state, chunk, reader)
     lives.settle(state, stream)
     for edge, other in session.subscriptions:

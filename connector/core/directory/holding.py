@@ -6,6 +6,7 @@ is one entry, whatever the number of its payloads.
 
 from __future__ import annotations
 
+from connector.core.directory import lots
 from connector.core.directory.events import Hold
 from connector.core.directory.objects import Block, Chunk, Session
 from connector.core.directory.state import State
@@ -38,24 +39,19 @@ def block_of(state: State, handle: Handle) -> Block | None:
     return block if block is not None and block.handle == handle else None
 
 
-def find(state: State, session: Session, hold: Hold) -> Chunk | None:
-    """The payload that the session holds so."""
-    block = block_of(state, hold.handle)
-    if block is None or not 0 <= hold.member < len(block.members):
-        return None
-    chunk = block.members[hold.member]
-    if chunk is None or not 0 <= hold.reader < len(chunk.holders) or chunk.holders[hold.reader] != session.id:
-        return None
-    return chunk
-
-
 def all_of(state: State, session: Session) -> list[tuple[Chunk, int]]:
-    """Every payload that the session holds, and as which reader."""
+    """Every payload that the session holds, each a record of its own, and as which reader."""
+    for offset in session.holds_in:
+        lots.members(state.blocks[offset])
+    return seen(state, session)
+
+
+def seen(state: State, session: Session) -> list[tuple[Chunk, int]]:
+    """The same, to be looked at: lots stay lots."""
     return [
         (chunk, reader)
         for offset in session.holds_in
-        for chunk in state.blocks[offset].members
-        if chunk is not None
+        for chunk in lots.look(state.blocks[offset])
         for reader, holder in enumerate(chunk.holders)
         if holder == session.id
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from connector.core.directory import lots
 from connector.core.directory.effects import Descriptor
 from connector.core.directory.objects import Chunk, Session
 from connector.core.directory.state import State
@@ -56,11 +57,16 @@ def page(state: State, after: int, last: int, limit: int, chosen: Filter, scan: 
     `scan` bounds the payloads looked at, so that a filter that matches nothing does not stall the loop.
     """
     rows: list[PayloadRow] = []
-    for seen, chunk in enumerate(state.shelf.after(after, last or state.serial), 1):
-        if _matches(chunk, chosen):
-            rows.append(row(state, chunk))
-        if len(rows) >= limit or seen >= scan:
-            return rows, chunk.serial
+    seen, last = 0, last or state.serial
+    for block in state.shelf.after(after, last):
+        for chunk in lots.look(block):
+            if not after < chunk.serial <= last:
+                continue
+            seen += 1
+            if _matches(chunk, chosen):
+                rows.append(row(state, chunk))
+            if len(rows) >= limit or seen >= scan:
+                return rows, chunk.serial
     return rows, 0
 
 
@@ -105,9 +111,9 @@ def who(state: State, session_id: int) -> str:
 def find(state: State, edge: Edge, rid: str, index: int | None) -> Chunk | None:
     """A live payload by name; without an index the first of the rid. Void ones are not found."""
     for stream in state.edges[edge].streams.get(rid, ()) if edge in state.edges else ():
-        live = [number for number, chunk in stream.chunks.items() if not chunk.void and index in (None, number)]
+        live = [chunk for chunk in lots.chunks(stream) if not chunk.void and index in (None, chunk.index)]
         if live:
-            return stream.chunks[min(live)]
+            return min(live, key=lambda chunk: chunk.index)
     return None
 
 
@@ -170,7 +176,7 @@ def totals(state: State) -> dict[str, object]:
         "quarantined_bytes": quarantined,
         "blocks": len(state.blocks),
         "blocks_left": len(state.entries),
-        "payloads": len(state.shelf),
+        "payloads": state.shelf.payloads,
         "lives": sum(len(lives) for lives in state.lives.values()),
         "tombstones": len(state.tombstones),
         "snapshot": state.serial,

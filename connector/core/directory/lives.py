@@ -6,7 +6,7 @@ Its puts belong to that life, whatever other sessions do with the rid meanwhile.
 
 from __future__ import annotations
 
-from connector.core.directory import delivery, entering, releasing, room, tombs, unclaimed
+from connector.core.directory import delivery, entering, lots, releasing, room, tombs, unclaimed
 from connector.core.directory.effects import StreamFailed
 from connector.core.directory.events import Began, Finished
 from connector.core.directory.objects import Life, Session, Stream, with_one, without
@@ -181,7 +181,7 @@ def end_stream(state: State, stream: Stream) -> None:
 def close_share(state: State, stream: Stream, reader: int) -> None:
     """The reader wants no more: its unread share is dropped; what it was told of, it releases itself."""
     stream.shares[reader].closed = True
-    for chunk in list(stream.chunks.values()):
+    for chunk in lots.chunks(stream):
         releasing.drop_pending(state, chunk, reader)
     settle(state, stream)
 
@@ -196,7 +196,7 @@ def settle(state: State, stream: Stream) -> None:
         if complete and not share.redo and not share.held and not share.closed:
             share.closed = True
             delivery.touch(state, stream)
-    if not stream.readers or stream.chunks or not all(share.closed for share in stream.shares):
+    if not stream.readers or stream.live or not all(share.closed for share in stream.shares):
         return
     if stream.failure is not None and stream.writers:
         return

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from connector.core.directory.effects import Notice
-from connector.core.directory.events import Hold
+from connector.core.directory.events import Hold, Member
 from connector.core.directory.transitions import BlockState, ShareState
 from connector.core.errors import ConnectorError
 from connector.core.names import Edge, Handle
@@ -88,7 +88,11 @@ class Block:
     #: Where its bytes count until then: the edge it was reserved for.
     meant: Edge | None = None
     data_offset: int = 0
+    #: Of its first payload, once it is sealed; 0 before.
+    serial: int = 0
+    #: Its payloads by place, None for those that are gone; empty while they are a lot.
     members: list[Chunk | None] = field(default_factory=list)
+    lot: Lot | None = None
     #: (payload, reader) pairs not yet released; 0 frees a sealed block.
     outstanding: int = 0
 
@@ -97,7 +101,6 @@ class Block:
 class Chunk:
     """One payload of a stream, or a bare END mark."""
 
-    serial: int
     stream: Stream
     index: int
     attempt: int
@@ -118,6 +121,31 @@ class Chunk:
     void: bool = False
     #: Bit i: the credit of reader i is one of a claimed rid.
     claimed: int = 0
+
+    @property
+    def serial(self) -> int:
+        """Its place among all payloads that were ever sealed."""
+        return self.block.serial + self.member
+
+
+@dataclass(slots=True, eq=False)
+class Lot:
+    """All payloads of a block, which were sealed alike and stand alike with their one reader: see lots.py."""
+
+    block: Block
+    members: tuple[Member, ...]
+    #: By place.
+    streams: list[Stream]
+    #: The session that put them, and its label.
+    session: int
+    writer: str
+    sealed_at: float
+    #: PENDING, DELIVERED or TAKEN.
+    state: ShareState
+    #: Session that holds them, 0 while none does.
+    holder: int
+    #: Tensor bytes of all of them.
+    nbytes: int
 
 
 @dataclass(slots=True, eq=False)
@@ -151,7 +179,8 @@ class Stream:
     at: EdgeState
     #: 0 until the first chunk fixes it.
     readers: int = 0
-    chunks: dict[int, Chunk] = field(default_factory=dict)
+    #: By index, what is sealed and not gone.
+    live: dict[int, Chunk | Lot] = field(default_factory=dict)
     shares: list[Share] = field(default_factory=list)
     #: Number of chunks, once known.
     end: int | None = None

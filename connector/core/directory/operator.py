@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from connector.core.directory import lives, releasing
+from connector.core.directory import lives, lots, releasing
 from connector.core.directory.effects import Done, DropHolds, Refused, Shown
 from connector.core.directory.events import Flags, Hold, Inspected, Removed
 from connector.core.directory.listing import describe, find
@@ -39,7 +39,7 @@ def removed(state: State, event: Removed) -> None:
     """
     edge = state.edges.get(event.edge)
     streams = edge.streams.get(event.rid, []) if edge is not None else []
-    chunks = [chunk for stream in streams for chunk in stream.chunks.values() if event.index in (-1, chunk.index)]
+    chunks = [chunk for stream in streams for chunk in lots.chunks(stream) if event.index in (-1, chunk.index)]
     if not chunks:
         state.emit(Refused(event.session, event.request, _unknown(event)))
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from connector.core.directory import delivery, holding, lives
+from connector.core.directory import alike, delivery, holding, lives, lots
 from connector.core.directory.effects import DropHolds, FreeEntry
 from connector.core.directory.events import Flags, Hold, Released, Returned, Span, Taken
 from connector.core.directory.objects import Block, Chunk, Session, Stream
@@ -14,6 +14,10 @@ def taken(state: State, event: Taken) -> None:
     """The caller has the payloads: their credits return. What is not known was released already."""
     session = state.session(event.session)
     for span in event.spans:
+        lot = alike.whole(state, session, span)
+        if lot is not None:
+            alike.take(state, session, lot)
+            continue
         for chunk in _held(state, session, span):
             if chunk.shares[span.reader] is not ShareState.DELIVERED:
                 continue
@@ -28,7 +32,10 @@ def released(state: State, event: Released) -> None:
     """Idempotent: what is not known was released before."""
     session = state.session(event.session)
     for span in event.spans:
-        if span.reader < 0:
+        lot = alike.whole(state, session, span)
+        if lot is not None:
+            alike.release(state, session, lot)
+        elif span.reader < 0:
             end_look(state, session, Hold(span.handle, span.first, span.reader))
         else:
             for chunk in _held(state, session, span):
@@ -38,12 +45,12 @@ def released(state: State, event: Released) -> None:
 def _held(state: State, session: Session, span: Span) -> list[Chunk]:
     """What the session holds of the span."""
     block = holding.block_of(state, span.handle)
-    if block is None or span.reader < 0:
+    if block is None or span.reader < 0 or (block.lot is not None and block.lot.holder != session.id):
         return []
     reader, number = span.reader, session.id
     return [
         chunk
-        for chunk in block.members[span.first : span.first + span.count]
+        for chunk in lots.members(block)[span.first : span.first + span.count]
         if chunk is not None and reader < len(chunk.holders) and chunk.holders[reader] == number
     ]
 
@@ -97,9 +104,9 @@ def _pair_done(state: State, chunk: Chunk, reader: int, verb: str) -> None:
 
 def _forget(state: State, chunk: Chunk) -> None:
     chunk.block.members[chunk.member] = None
-    state.shelf.remove(chunk)
-    if chunk.stream.chunks.get(chunk.index) is chunk:
-        del chunk.stream.chunks[chunk.index]
+    state.shelf.payloads -= 1
+    if chunk.stream.live.get(chunk.index) is chunk:
+        del chunk.stream.live[chunk.index]
 
 
 def count_gone(state: State, chunk: Chunk) -> None:
@@ -127,7 +134,7 @@ def void_stream(state: State, stream: Stream) -> tuple[int, int, int]:
     """
     freed = size = held = 0
     drops: dict[int, list[Hold]] = {}
-    for chunk in list(stream.chunks.values()):
+    for chunk in lots.chunks(stream):
         chunk.void = True
         for reader in range(len(chunk.shares)):
             drop_pending(state, chunk, reader)
@@ -172,6 +179,7 @@ def _free(state: State, block: Block, verb: str) -> None:
     del state.blocks[block.handle.offset]
     state.entries.append(block.entry)
     if block.edge is not None:
+        state.shelf.remove(block)
         state.edge(block.edge).used -= block.length
     elif block.meant is not None:
         state.edge(block.meant).reserved -= block.length

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from connector.core.directory import delivery, lives, releasing, unclaimed
+from connector.core.directory import alike, delivery, lives, lots, releasing, unclaimed
 from connector.core.directory.effects import PutFailed, PutNoted
 from connector.core.directory.events import Flags, Member, Sealed
 from connector.core.directory.objects import Block, Chunk, EdgeState, Life, Session, Stream, with_one
@@ -44,6 +44,12 @@ def seal(state: State, event: Sealed) -> None:
     block.edge = event.edge
     block.data_offset = event.data_offset
     edge.used += block.length
+    block.serial = state.serial + 1
+    state.serial += len(event.members)
+    state.shelf.add(block)
+    state.last_progress = state.now
+    if alike.seal(state, session, edge, block, event):
+        return
     # One pair more, so that the block is not freed before its last member has come.
     block.outstanding += 1
     for place, member in enumerate(event.members):
@@ -53,7 +59,6 @@ def seal(state: State, event: Sealed) -> None:
         except ConnectorError as error:
             _refuse(state, session, edge, event, place, error)
     block.outstanding -= 1
-    state.last_progress = state.now
     releasing.free_if_done(state, block)
 
 
@@ -92,7 +97,9 @@ def _place(
             state.emit(PutNoted(session.id, event.number, place, outcome))
             if outcome == "ignored":
                 return
-            releasing.withdraw(state, stream.chunks[member.index])
+            again = lots.chunk_at(stream, member.index)
+            assert again is not None
+            releasing.withdraw(state, again)
     if session.id not in stream.writers:
         stream.writers = with_one(stream.writers, session.id)
     _store(state, session, stream, member, block, place)
@@ -163,7 +170,7 @@ def _admit_done(count: int, edge: Edge, member: Member) -> None:
 
 def _admit_again(stream: Stream, member: Member, facts: dict[str, object]) -> str:
     """A chunk that was put before: only a higher attempt may replace it, and only untold."""
-    chunk = stream.chunks.get(member.index)
+    chunk = lots.chunk_at(stream, member.index)
     known = stream.attempts.get(member.index, 0) if stream.attempts else 0
     if member.attempt <= known:
         if stream.end is not None and member.index >= stream.end:
@@ -192,13 +199,12 @@ def _store(state: State, session: Session, stream: Stream, member: Member, block
     _, index, attempt, flags, readers, manifest, nbytes = member
     if not stream.readers:
         delivery.open_shares(state, stream, readers)
-    if flags & Flags.LAST and index + 1 in stream.chunks:
+    if flags & Flags.LAST and index + 1 in stream.live:
         # The END mark that follows says it; a reader is told of one END.
         flags &= ~Flags.LAST
-    state.serial += 1
     shares = [ShareState.RELEASED if share.closed else ShareState.PENDING for share in stream.shares]
     chunk = Chunk(
-        state.serial, stream, index, attempt, flags, session.id, block, place, manifest, nbytes, session.label,
+        stream, index, attempt, flags, session.id, block, place, manifest, nbytes, session.label,
         state.now, shares, [0] * readers,
     )  # fmt: skip
     stream.note_put(index)
@@ -218,8 +224,8 @@ def _store(state: State, session: Session, stream: Stream, member: Member, block
         return
     block.members[place] = chunk
     block.outstanding += due
-    stream.chunks[index] = chunk
-    state.shelf.add(chunk)
+    stream.live[index] = chunk
+    state.shelf.payloads += 1
     delivery.touch(state, stream)
     if not stream.watched:
         unclaimed.watch(state, stream)

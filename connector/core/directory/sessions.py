@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from connector.core.directory import aborts, delivery, holding, lives, releasing, tombs
+from connector.core.directory import aborts, delivery, holding, lives, lots, releasing, tombs
 from connector.core.directory.effects import Done, Expelled, Notices, Ping, Refused
 from connector.core.directory.events import Died, Heard, Hold, Joined, Left, Subscribed
 from connector.core.directory.objects import Chunk, Presence, Session, Share, Stream, Subscription, without
@@ -289,5 +289,5 @@ def _start_over(state: State, stream: Stream, reader: int) -> None:
     """Nothing is left for this reader but the failure, which whoever comes as it next is told."""
     share: Share = stream.shares[reader]
     share.cursor, share.redo, share.told_end = 0, (), False
-    for chunk in list(stream.chunks.values()):
+    for chunk in lots.chunks(stream):
         releasing.drop_pending(state, chunk, reader)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from connector.core.allocator import Allocator
 from connector.core.directory.effects import Effect, Log
+from connector.core.directory.events import Member
 from connector.core.directory.objects import (
     Block,
-    Chunk,
     EdgeState,
     Life,
     Session,
@@ -19,6 +19,7 @@ from connector.core.directory.objects import (
     Stream,
     Tombstone,
 )
+from connector.core.directory.story import Story, StoryLine
 from connector.core.errors import InvariantBroken
 from connector.core.names import Edge
 
@@ -32,52 +33,54 @@ class Timer(NamedTuple):
     subject: tuple[int, int] | Stream | None
 
 
-class StoryLine(NamedTuple):
-    """One step in a payload's life."""
-
-    at: float
-    what: str
-    edge: Edge
-    rid: str
-    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
-    session: int
-    detail: str
-
-
 class Shelf:
-    """Live payloads by serial number, in steps of 1024, so that a page is found without a walk."""
+    """Sealed blocks by the serial number of their first payload, in steps of 1024, so that a page is found without a
+    walk. A block's payloads have numbers one behind the other."""
 
     STEP = 10
+    #: Payloads of a block, at most.
+    MOST = 1 << 17
 
     def __init__(self) -> None:
-        self._bins: dict[int, dict[int, Chunk]] = {}
-        self._count = 0
+        self._bins: dict[int, dict[int, Block]] = {}
+        #: Live payloads in all of them.
+        self.payloads = 0
 
     def __len__(self) -> int:
-        return self._count
+        return self.payloads
 
-    def add(self, chunk: Chunk) -> None:
-        self._bins.setdefault(chunk.serial >> self.STEP, {})[chunk.serial] = chunk
-        self._count += 1
+    def add(self, block: Block) -> None:
+        self._bins.setdefault(block.serial >> self.STEP, {})[block.serial] = block
 
-    def remove(self, chunk: Chunk) -> None:
-        bin_ = self._bins[chunk.serial >> self.STEP]
-        del bin_[chunk.serial]
+    def remove(self, block: Block) -> None:
+        bin_ = self._bins[block.serial >> self.STEP]
+        del bin_[block.serial]
         if not bin_:
-            del self._bins[chunk.serial >> self.STEP]
-        self._count -= 1
+            del self._bins[block.serial >> self.STEP]
 
-    def after(self, serial: int, last: int) -> Iterator[Chunk]:
-        """Chunks with `serial` < their serial <= `last`, ascending."""
+    def after(self, serial: int, last: int) -> Iterator[Block]:
+        """Blocks that may hold payloads with `serial` < their number <= `last`, ascending."""
+        begun = self._last_before(serial)
+        if begun is not None:
+            yield begun
         low, high = (serial + 1) >> self.STEP, last >> self.STEP
         numbers: Iterable[int] = range(low, high + 1)
         if high - low > len(self._bins):
-            # Serials rise, and so do the bins: far apart payloads do not cost the way between them.
-            numbers = [number for number in self._bins if low <= number <= high]
+            # Serials rise, and so do the bins: far apart blocks do not cost the way between them.
+            numbers = sorted(number for number in self._bins if low <= number <= high)
         for number in numbers:
-            for found, chunk in self._bins.get(number, {}).items():
+            for found, block in self._bins.get(number, {}).items():
                 if serial < found <= last:
-                    yield chunk
+                    yield block
+
+    def _last_before(self, serial: int) -> Block | None:
+        """The last block that begins at or before `serial`: some of its payloads may lie behind."""
+        number = serial >> self.STEP
+        for at in range(number, max(number - (self.MOST >> self.STEP), 0) - 1, -1):
+            begun = [found for found in self._bins.get(at, ()) if found <= serial]
+            if begun:
+                return self._bins[at][begun[-1]]
+        return None
 
 
 class State:
@@ -122,8 +125,7 @@ class State:
         self.room_changed = False
         #: Sessions were asked to give back what they reserved ahead.
         self.recalling = False
-        #: As StoryLine, without making one: several lines a chunk. A detail that is a number is one of bytes.
-        self.story_lines: deque[tuple[float, str, Edge, str, int, int, str | int]] = deque(maxlen=settings.story)
+        self._story = Story(settings.story)
         self.counters: dict[str, int] = {
             "payloads_sealed": 0,
             "payloads_released": 0,
@@ -182,12 +184,12 @@ class State:
         return found
 
     def tell(self, what: str, edge: Edge, rid: str, index: int, session: int, detail: str | int = "") -> None:
-        self.story_lines.append((self.now, what, edge, rid, index, session, detail))
+        self._story.tell((self.now, what, edge, rid, index, session, detail))
+
+    def tell_all(self, what: str, edge: Edge, members: tuple[Member, ...], session: int) -> None:
+        """The same happened to all of these."""
+        self._story.tell((self.now, what, edge, members, -1, session, ""))
 
     def story(self, rid: str, edge: Edge | None = None, index: int | None = None) -> list[StoryLine]:
         """What happened to a payload, oldest first, as far back as the story reaches."""
-        return [
-            StoryLine(*line[:6], line[6] if isinstance(line[6], str) else f"{line[6]} B")
-            for line in self.story_lines
-            if line[3] == rid and edge in (None, line[2]) and index in (None, line[4])
-        ]
+        return self._story.of(rid, edge, index)

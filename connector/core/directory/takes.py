@@ -131,7 +131,7 @@ def _all_told(stream: Stream, reader: int) -> bool:
 
 def _not_yet(state: State, stream: Stream, reader: int, facts: dict[str, object]) -> ConnectorError:
     share = stream.shares[reader]
-    behind = sorted(index for index in stream.chunks if index > share.cursor)
+    behind = sorted(index for index in stream.live if index > share.cursor)
     writers = [state.sessions[w].label for w in sorted(stream.writers)]
     return NotYet(
         "the next chunk was not put before the deadline",

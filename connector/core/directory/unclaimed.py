@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from connector.core.directory import lives, releasing
+from connector.core.directory import lives, lots, releasing
 from connector.core.directory.objects import Chunk, Stream, Subscription
 from connector.core.directory.state import State
 from connector.core.directory.transitions import ShareState
@@ -25,11 +25,11 @@ def look(state: State, stream: Stream) -> None:
     if stream.failure is not None:
         _give_up(state, stream, patience)
         return
-    waiting = [chunk for chunk in stream.chunks.values() if _since(state, chunk) is not None]
+    waiting = [chunk for chunk in lots.chunks(stream) if _since(state, chunk) is not None]
     oldest = min((_since(state, chunk) or 0.0 for chunk in waiting), default=state.now)
     # The due time is computed as the timer's was: a difference could round to just below, for ever.
     if not waiting or state.now < oldest + patience:
-        if stream.chunks:
+        if stream.live:
             stream.watched = True
             state.arm(oldest + patience, "unclaimed", stream)
         return

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from connector.core.directory import effects as ef
+from connector.core.directory import lots
 from connector.core.directory.events import Flags
 from connector.core.directory.tombs import is_unheard
 from connector.core.errors import ReaderDied, Unclaimed
@@ -155,7 +156,7 @@ class Lives(RuleBasedStateMachine):
                 self.rig.member(rid, index, last=last, end=end, attempt=attempt, readers=readers, tag=tags[-1])
             )
         self.puts |= dict(zip(tags, puts, strict=True))
-        before = {chunk.manifest.decode(): chunk for chunk in self.rig.state.shelf.after(0, self.rig.state.serial)}
+        before = self.live()
         effects = self.rig.seal(session, handle, *members, edge=edge)
         self.settle_puts(effects, tags, puts, before)
         self.look()
@@ -166,8 +167,7 @@ class Lives(RuleBasedStateMachine):
         """What was refused, ignored or replaced is void; the rest counts from the life that it is in."""
         out = {e.member for e in effects if isinstance(e, ef.PutFailed)}
         out |= {e.member for e in effects if isinstance(e, ef.PutNoted) and e.outcome == "ignored"}
-        shelf = list(self.rig.state.shelf.after(0, self.rig.state.serial))
-        now = {chunk.manifest.decode(): chunk for chunk in shelf}
+        now = self.live()
         for number, (tag, put) in enumerate(zip(tags, puts, strict=True)):
             chunk = now.get(tag)
             put.void = number in out or chunk is None
@@ -179,6 +179,12 @@ class Lives(RuleBasedStateMachine):
         for tag, old in before.items():
             if tag not in now and self.was_replaced(old, now):
                 self.puts[tag].void = True
+
+    def live(self) -> dict[str, Any]:
+        """Live payloads by their tag."""
+        state = self.rig.state
+        shelf = [chunk for block in state.shelf.after(0, state.serial) for chunk in lots.look(block)]
+        return {chunk.manifest.decode(): chunk for chunk in shelf}
 
     def was_replaced(self, old: Any, now: dict[str, Any]) -> bool:
         return any(c.stream is old.stream and c.index == old.index and c is not old for c in now.values())

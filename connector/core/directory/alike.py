@@ -1,0 +1,246 @@
+"""Blocks whose payloads are put, sent, taken and released alike: what sealing.py, delivery.py and releasing.py do one
+by one is done here for all of them at once. Whatever is not plain goes there.
+
+A block is plain if each of its payloads is the next chunk of its stream, for one reader, who has all before it, or the
+first chunk of a rid that nobody knows; and if that reader listens for all, or nobody listens on the edge.
+"""
+
+from __future__ import annotations
+
+from connector.core.directory import delivery, holding, lives, releasing, unclaimed
+from connector.core.directory.effects import Deliver, Descriptor
+from connector.core.directory.events import Flags, Sealed, Span
+from connector.core.directory.objects import Block, EdgeState, Lot, Presence, Session, Stream, Subscription
+from connector.core.directory.state import State
+from connector.core.directory.transitions import ShareState, next_share
+
+
+def seal(state: State, session: Session, edge: EdgeState, block: Block, event: Sealed) -> bool:
+    """Seal a plain block as one lot, and send it; False, and nothing is changed, if it is not plain."""
+    subscription = edge.subscriptions.get(0)
+    if not event.members or (subscription is None) is bool(edge.subscriptions):
+        return False
+    reader = None
+    if subscription is not None:
+        reader = state.sessions[subscription.session]
+        if not _may_be_sent(state, subscription, reader, len(event.members)):
+            return False
+    found = _plain(state, session, edge, event, subscription, reader)
+    if found is None:
+        return False
+    _store(state, session, edge, block, event, found, reader)
+    if reader is not None:
+        state.emit(Deliver(reader.id, _descriptors(edge, block)))
+    return True
+
+
+def _may_be_sent(state: State, subscription: Subscription, reader: Session, count: int) -> bool:
+    return (
+        subscription.push
+        and subscription.readers == 1
+        and reader.presence is not Presence.CLOSING
+        and not reader.taking
+        and reader.pushed.get(subscription.place, 0) + count <= state.settings.window
+    )
+
+
+def _plain(
+    state: State,
+    session: Session,
+    edge: EdgeState,
+    event: Sealed,
+    subscription: Subscription | None,
+    reader: Session | None,
+) -> list[Stream | None] | None:
+    """The payloads' streams, None for one that is to be opened; or None if they are not plain."""
+    members, name, number = event.members, edge.edge, session.id
+    if len(members) > 1 and len({member[0] for member in members}) < len(members):
+        return None
+    behind = bool(session.past or session.owed or session.thrown_out or session.deferred)
+    busy = subscription is not None and reader is not None and _is_busy(subscription, reader)
+    found: list[Stream | None] = []
+    for rid, index, attempt, flags, readers, _, _ in members:
+        if attempt or readers != 1 or flags & Flags.END_ONLY or (behind and session.is_behind(rid)):
+            return None
+        if busy and subscription is not None and reader is not None and _waits(subscription, reader, rid):
+            return None
+        life = session.bound.get(rid)
+        if life is None:
+            if index or not _is_unknown(state, session, edge, event, rid, reader):
+                return None
+            found.append(None)
+            continue
+        stream = life.streams.get(name)
+        if (
+            stream is None
+            or stream.low != index
+            or stream.high != index
+            or stream.end is not None
+            or stream.failure is not None
+            or stream.readers != 1
+            or number not in stream.writers
+        ):
+            return None
+        share = stream.shares[0]
+        if share.closed or (reader is not None and (share.cursor != index or reader.bound.get(rid) is not life)):
+            return None
+        if share.redo or share.redelivered_below > index:
+            return None
+        found.append(stream)
+    return found
+
+
+def _is_busy(subscription: Subscription, reader: Session) -> bool:
+    """There may be rids that the reader is not to be sent at once."""
+    return bool(subscription.claims or subscription.ready or subscription.wanted or reader.notices or reader.past)
+
+
+def _waits(subscription: Subscription, reader: Session, rid: str) -> bool:
+    return (
+        rid in subscription.claims
+        or rid in subscription.ready
+        or rid in subscription.wanted
+        or rid in reader.notices
+        or rid in reader.past
+    )
+
+
+def _is_unknown(
+    state: State, session: Session, edge: EdgeState, event: Sealed, rid: str, reader: Session | None
+) -> bool:
+    """Whether nothing is known of the rid: its first chunk opens a life."""
+    return (
+        rid not in state.lives
+        and rid not in state.tombstones
+        and rid not in edge.gone
+        and event.seen >= state.forgotten
+        and (reader is None or not (reader.is_behind(rid) or rid in reader.bound))
+        and lives.unfinished(state, session, edge.edge, rid) is None
+    )
+
+
+def _store(
+    state: State,
+    session: Session,
+    edge: EdgeState,
+    block: Block,
+    event: Sealed,
+    found: list[Stream | None],
+    reader: Session | None,
+) -> None:
+    members, count = event.members, len(event.members)
+    streams: list[Stream] = []
+    nbytes = sum([member[6] for member in members])
+    now = ShareState.PENDING if reader is None else next_share(ShareState.PENDING, "deliver")
+    lot = block.lot = Lot(
+        block, members, streams, session.id, session.label, state.now, now, reader.id if reader else 0, nbytes
+    )
+    for member, known in zip(members, found, strict=True):
+        stream = known or _open(state, session, edge, member[0], reader)
+        streams.append(stream)
+        index = member[1]
+        stream.live[index] = lot
+        stream.low = stream.high = index + 1
+        if member[3]:
+            stream.end = index + 1
+        if reader is not None:
+            share = stream.shares[0]
+            share.cursor = index + 1
+            share.held += 1
+            if member[3]:
+                share.told_end = True
+        if not stream.watched:
+            unclaimed.watch(state, stream)
+    block.outstanding += count
+    state.shelf.payloads += count
+    edge.payloads_sealed += count
+    edge.bytes_sealed += nbytes
+    state.counters["payloads_sealed"] += count
+    state.counters["bytes_sealed"] += nbytes
+    state.tell_all("sealed", edge.edge, members, session.id)
+    if reader is not None:
+        holding.begin(reader, block, count, nbytes)
+        place = (edge.edge, 0)
+        reader.pushed[place] = reader.pushed.get(place, 0) + count
+        state.tell_all("delivered", edge.edge, members, reader.id)
+
+
+def _open(state: State, session: Session, edge: EdgeState, rid: str, reader: Session | None) -> Stream:
+    life = lives.open_life(state, rid)
+    lives.join(state, session, life)
+    stream = lives.stream_of(state, life, edge.edge)
+    delivery.open_shares(state, stream, 1)
+    stream.writers = life.senders
+    if reader is not None:
+        lives.bind(state, reader, life)
+    return stream
+
+
+def _descriptors(edge: EdgeState, block: Block) -> tuple[Descriptor, ...]:
+    lot, new, kind = block.lot, tuple.__new__, Descriptor
+    assert lot is not None
+    name, handle, length, offset = edge.edge, block.handle, block.length, block.data_offset
+    # As Descriptor(...) makes them, without the calls.
+    return tuple([
+        new(kind, (name, 0, m[0], stream.life.number, m[1], 0, m[3], handle, length, offset, place, m[5]))
+        for place, (m, stream) in enumerate(zip(lot.members, lot.streams, strict=True))
+    ])  # fmt: skip
+
+
+def whole(state: State, session: Session, span: Span) -> Lot | None:
+    """The lot that is all of this span, if the session holds it."""
+    block = holding.block_of(state, span.handle)
+    lot = block.lot if block is not None else None
+    if lot is None or lot.holder != session.id or span.reader or span.first or span.count < len(lot.members):
+        return None
+    return lot
+
+
+def take(state: State, session: Session, lot: Lot) -> None:
+    """The caller has all of it: the credits return."""
+    if lot.state is not ShareState.DELIVERED:
+        return
+    lot.state = next_share(lot.state, "take")
+    _touched(session, lot)
+    state.tell_all("taken", lot.streams[0].edge, lot.members, session.id)
+    _return_credits(state, session, lot)
+
+
+def release(state: State, session: Session, lot: Lot) -> None:
+    """The session lets go of all of it."""
+    block, edge, count = lot.block, lot.streams[0].at, len(lot.members)
+    _touched(session, lot)
+    holding.end(session, block, count, lot.nbytes)
+    if lot.state is ShareState.DELIVERED:
+        _return_credits(state, session, lot)
+    state.tell_all("released", edge.edge, lot.members, session.id)
+    lot.state = next_share(lot.state, "release")
+    ended = []
+    for member, stream in zip(lot.members, lot.streams, strict=True):
+        del stream.live[member[1]]
+        share = stream.shares[0]
+        share.held -= 1
+        share.released_any = True
+        if share.told_end or share.closed:
+            ended.append(stream)
+    block.lot = None
+    block.outstanding -= count
+    state.shelf.payloads -= count
+    state.last_progress = state.now
+    edge.payloads_released += count
+    state.counters["payloads_released"] += count
+    releasing.free_if_done(state, block)
+    for stream in ended:
+        lives.settle(state, stream)
+
+
+def _touched(session: Session, lot: Lot) -> None:
+    if session.past or session.owed or session.thrown_out or session.deferred:
+        for stream in lot.streams:
+            lives.touched(session, stream.life)
+
+
+def _return_credits(state: State, session: Session, lot: Lot) -> None:
+    place = (lot.streams[0].edge, 0)
+    delivery.less(session.pushed, place, len(lot.members))
+    state.touched[place] = None
