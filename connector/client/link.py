@@ -173,8 +173,8 @@ class Link:
             # Nothing but releases is queued after `closed`, so this is the last word of all callers.
             self._bye_sent = True
             with self.session.lock:
-                self.session.queue_taken()
-                self.session.post(msg.Bye(tuple(self.session.held)))
+                self.session.queue_taken(everything=True)
+                self.session.post(msg.Bye(tuple(self.session.holds.held)))
         self._outlet.push(own=True)
 
     # -- up and down ------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ class Link:
         over = time.monotonic() >= self._close_by
         if over or self._said_all():
             self._release_callers()
-        return not session.up or (over and not session.held and not session.freed)
+        return not session.up or (over and session.holds.is_empty())
 
     def _release_callers(self) -> None:
         if not self.quiet.is_set():

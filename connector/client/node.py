@@ -133,7 +133,7 @@ class NodeBase:
         session = self.session
         for channel in session.channels.values():
             unread, waits = channel.forget(rid, None if aborted is None else aborted.life)
-            session.freed.extend((item.arena.uuid, item.hold) for item in unread)
+            session.give_up(unread)
             for wait in waits:
                 session.requests.fail(wait.request, _finished(rid, channel.edge))
                 session.post(msg.Cancel(wait.request))
@@ -153,9 +153,9 @@ class NodeBase:
         self.check_usable()
         session = self.session
         with session.lock:
-            session.queue_taken()
+            session.queue_taken(everything=True)
             marker = session.wait_here(timeout, False)
-            session.outgoing.when_acked(partial(session.flushed, marker))
+            session.flush(marker)
             # Asks for the acknowledgement at once.
             session.post(msg.Pong())
         session.push()
@@ -173,7 +173,7 @@ class NodeBase:
             return
         self._link.close(timeout)
         self._link.quiet.wait(timeout + 1.0)
-        if not self.session.held:
+        if not self.session.holds.held:
             self._link.thread.join(timeout + 1.0)
         if self._broker is not None:
             self._broker.end(timeout)
@@ -282,7 +282,7 @@ class Node(NodeBase):
             self._ask(lambda n: msg.Inspect(n, edge, rid, -1 if index is None else index)), self.session
         )
         with self.session.lock:
-            self.session.held.add(arrived.hold)
+            self.session.holds.look(arrived.hold)
         return open_payload(arrived, arrived.arena, False, False, self.session.free)
 
     def remove(self, edge: EdgeName, rid: str, index: int | None = None, force: bool = False) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class Outlet:
     def push(self, own: bool = False) -> None:
         """Send what is queued, as far as there is room. `own`: this is the link's thread, which has ZeroMQ's socket."""
         session = self._session
-        while session.out.waiting or session.out.frames or session.freed or session.just_taken:
+        while session.out.waiting or session.out.frames or session.holds.has_words():
             if not self._sending.acquire(blocking=False):
                 # Who has it looks again when he has given it back.
                 return

@@ -85,7 +85,7 @@ def _taken(session: Session, channel: Channel, rid: str, stream: bool) -> Taken 
             raise RequestAborted("the request was aborted", rid=rid, edge=str(channel.edge), reason=reason)
         return None
     if found.arrived is not None:
-        session.note_taken(found.arrived.arena.uuid, found.arrived.hold)
+        session.holds.take(found.arrived.arena.uuid, found.arrived.hold)
     if not found.ends and rid not in channel.claimed:
         # What follows is for whoever takes by name, not for poll.
         _claim(channel, rid)
@@ -130,7 +130,7 @@ def opened(session: Session, channel: Channel, arrived: Arrived, last: bool, cop
         told = arrived.descriptor
         with session.lock:
             dropped, answered = channel.break_off(told.rid, told.life, error)
-            session.freed.extend((item.arena.uuid, item.hold) for item in dropped)
+            session.give_up(dropped)
             for request in answered:
                 session.requests.drop(request)
         session.later()
@@ -146,8 +146,7 @@ def polled(session: Session, channel: Channel, copy: bool | None) -> Polled:
         items = channel.poll_all() if channel.fresh else []
         for rid, item in items:
             if type(item) is Arrived:
-                session.held.add(item.hold)
-                session.just_taken.append((item.arena.uuid, item.hold))
+                session.holds.take(item.arena.uuid, item.hold)
             else:
                 marks.append((rid, item))
     ends = {(rid, item.life) for rid, item in marks if isinstance(item, EndMark)} if marks else ()

@@ -47,7 +47,7 @@ def _shown(session: Session, message: msg.Shown) -> None:
     assert session.arena is not None
     arrived = Arrived.of(message.descriptor, session.arena)
     if not session.requests.answer(message.request, arrived):
-        session.freed.append((session.arena.uuid, arrived.hold))
+        session.holds.free(session.arena.uuid, arrived.hold)
 
 
 def _deliver(session: Session, message: msg.Deliver) -> None:
@@ -57,13 +57,13 @@ def _deliver(session: Session, message: msg.Deliver) -> None:
         arrived = Arrived.of(descriptor, arena)
         channel = session.channels.get((descriptor.edge, descriptor.reader))
         if channel is None:
-            session.freed.append((arena.uuid, arrived.hold))
+            session.holds.free(arena.uuid, arrived.hold)
             continue
         back, answered = channel.deliver(arrived)
         for hold in back:
             # A payload that this process still has, views and all, is given back when they die.
-            if hold not in session.held:
-                session.freed.append((arena.uuid, hold))
+            if hold not in session.holds.held:
+                session.holds.free(arena.uuid, hold)
         if answered or channel.poll_waits:
             _answered(session, channel, answered)
 
@@ -125,7 +125,7 @@ def _drop_former(session: Session, notice: Notice) -> None:
     """The session has finished or begun the rid since: it is in a later use, of which nothing is dropped."""
     for channel in session.channels.values():
         dropped = channel.drop_lives(notice.rid, notice.life)
-        session.freed.extend((item.arena.uuid, item.hold) for item in dropped)
+        session.give_up(dropped)
 
 
 def _abort(session: Session, notice: Notice) -> None:
@@ -134,7 +134,7 @@ def _abort(session: Session, notice: Notice) -> None:
         error = _aborted(notice.rid, notice.reason, channel.edge)
         told_by_poll = channel.meet(notice.rid) or channel.push
         dropped, answered = channel.break_off(notice.rid, notice.life, error)
-        session.freed.extend((item.arena.uuid, item.hold) for item in dropped)
+        session.give_up(dropped)
         if notice.rid in channel.claimed or not told_by_poll:
             channel.forget(notice.rid)
         _answered(session, channel, answered)
@@ -153,7 +153,7 @@ def _drop(session: Session, message: msg.Drop) -> None:
     for hold in message.holds:
         for channel in session.channels.values():
             if hold.reader == channel.reader:
-                session.freed.extend((item.arena.uuid, item.hold) for item in channel.discard(hold))
+                session.give_up(channel.discard(hold))
 
 
 def _recall(session: Session, message: msg.Recall) -> None:

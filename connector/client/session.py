@@ -1,7 +1,7 @@
 """The client's state: one lock, one door for what the broker says (`receive`), one for what goes out (`post`).
 
 Callers' threads change it under the lock and queue messages; whoever comes first frames and sends them (outlet.py).
-Finalisers append to `freed` and set an alarm, nothing else: the collector may run them inside any lock.
+Finalisers append to a deque and set an alarm, nothing else: the collector may run them inside any lock.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple, get_args
 
 from connector.arena.arena import Arena
 from connector.client import receive
 from connector.client.blocks import BlockCache, ReservedBlock
-from connector.client.inbox import Channel
+from connector.client.holds import Holds
+from connector.client.inbox import Arrived, Channel
 from connector.client.outgoing import Abort, Numbered, Outgoing, Ticket
 from connector.client.requests import GRACE, Answer, Request, Requests
-from connector.core.directory.events import Hold, Span
+from connector.core.directory.events import Hold
 from connector.core.errors import BrokerLost, ClientClosed, ConnectorError
 from connector.core.names import Edge, Handle
 from connector.wire import messages as msg
@@ -28,8 +30,6 @@ from connector.wire.codec import Envelope
 
 log = logging.getLogger("connector.client")
 
-#: Spans in one Release or Took.
-BATCH = 2000
 NUMBERED = frozenset(get_args(Numbered))
 #: They mean the life that was taken from before them: what was taken is said first, and what is taken later behind.
 BEHIND_TAKEN = frozenset((msg.Finish, msg.Begin, msg.Enter, msg.Seal))
@@ -63,13 +63,12 @@ class Session:
         self.sleeps_until = math.inf
         self.lock = threading.Lock()
         self.out = Out(deque())
-        self.freed: deque[tuple[str, Hold]] = deque()
-        self.just_taken: deque[tuple[str, Hold]] = deque()
-        #: Taken and not yet released, in this arena's epoch.
-        self.held: set[Hold] = set()
+        self.holds = Holds()
         self.requests = Requests()
         self.blocks = BlockCache()
         self.outgoing = Outgoing()
+        #: Flushes that were asked for while the broker was away.
+        self._marks: deque[Request] = deque()
         self.channels: dict[tuple[Edge, int], Channel] = {}
         self.seen = 0
         #: Numbered messages that the broker had applied when it sent what is being received.
@@ -105,25 +104,10 @@ class Session:
             self.outgoing.number_it(message, tickets)  # type: ignore[arg-type]
         self.out.waiting.append(message)
 
-    def queue_taken(self) -> None:
-        """Queue the word of what was taken and released since the last one. Said twice, if this is interrupted."""
-        if not self.freed and not self.just_taken:
-            return
-        uuid = self.arena.uuid if self.arena is not None else ""
-        # At one go each: finalisers may append meanwhile.
-        all_freed, all_taken = list(self.freed), list(self.just_taken)
-        freed = [hold for owner, hold in all_freed if owner == uuid]
-        self.held.difference_update(freed)
-        gone = set(freed)
-        took = [hold for owner, hold in all_taken if owner == uuid and hold not in gone]
-        for spans in _spans(took):
-            self.post(msg.Took(spans))
-        for spans in _spans(freed):
-            self.post(msg.Release(0, spans))
-        for _ in all_freed:
-            self.freed.popleft()
-        for _ in all_taken:
-            self.just_taken.popleft()
+    def queue_taken(self, everything: bool = False) -> None:
+        """Queue the word of what was taken and released since the last one."""
+        if everything or self.holds.has_words():
+            self.holds.say(self.post, everything)
 
     def ask(
         self, make: Callable[[int], msg.Message], timeout: float, rids: tuple[str, ...] = (), grace: float = GRACE
@@ -170,14 +154,15 @@ class Session:
         if handles:
             self.post(msg.Return(0, handles))
 
+    def give_up(self, unread: Iterable[Arrived]) -> None:
+        """Payloads that nobody here will take. The lock must be held."""
+        for item in unread:
+            self.holds.free(item.arena.uuid, item.hold)
+
     def free(self, uuid: str, hold: Hold) -> None:
         """A payload's last view died. Called by finalisers: no lock, no send, no log."""
-        self.freed.append((uuid, hold))
+        self.holds.free(uuid, hold)
         self.later()
-
-    def note_taken(self, uuid: str, hold: Hold) -> None:
-        self.held.add(hold)
-        self.just_taken.append((uuid, hold))
 
     # -- the thread that reads --------------------------------------------------------------------
 
@@ -214,7 +199,15 @@ class Session:
         self.queue_taken()
         return list(self.out.waiting)
 
-    def flushed(self, mark: Request, error: ConnectorError | None) -> None:
+    def flush(self, mark: Request) -> None:
+        """Answer the wait once all that was numbered until now is acknowledged. While the broker is away: what is said
+        to the next one, from its Welcome on. The lock must be held."""
+        if self.up:
+            self.outgoing.when_acked(partial(self._flushed, mark))
+        else:
+            self._marks.append(mark)
+
+    def _flushed(self, mark: Request, error: ConnectorError | None) -> None:
         if error is None:
             self.requests.answer(mark.number, True)
         else:
@@ -232,7 +225,8 @@ class Session:
 
     def next_deadline(self) -> float | None:
         with self.lock:
-            due = [when for when in (self.requests.next_deadline(), self.blocks.next_idle()) if when is not None]
+            known = (self.requests.next_deadline(), self.blocks.next_idle(), self.holds.next_part())
+            due = [when for when in known if when is not None]
         return min(due, default=None)
 
     # -- the link's ups and downs -----------------------------------------------------------------
@@ -261,6 +255,8 @@ class Session:
             asked = [r.message for r in self.requests if r.message is not None and id(r.message) not in planned]
             self.out = Out(deque([*again, *asked, *self.out.waiting]))
             self.up, self.stopping, self.lost_reason = True, False, ""
+            while self._marks:
+                self.flush(self._marks.popleft())
 
     def _start_anew(self, welcome: msg.Welcome, arena: Arena, read_arena: Arena | None) -> list[msg.Message]:
         """Another broker, or the first: nothing of the old one's handles means anything any more."""
@@ -273,7 +269,7 @@ class Session:
         self.arena, self.read_arena = arena, read_arena
         self.number = welcome.session
         self.seen = int(welcome.limits.get("seen", 0))
-        self.held.clear()
+        self.holds.start_anew(arena.uuid)
         again: list[msg.Message] = list(self.outgoing.lose_all(error))
         for message in again:
             if isinstance(message, msg.Enter):
@@ -307,16 +303,3 @@ class Session:
             for request in self.requests:
                 self.requests.fail(request.number, error.anew())
             self.outgoing.give_up(error)
-
-
-def _spans(holds: list[Hold]) -> Iterator[tuple[Span, ...]]:
-    """Holds as spans, so many for one message: a step's payloads stand one behind the other."""
-    found: list[Span] = []
-    for handle, member, reader in sorted(holds) if len(holds) > 1 else holds:
-        last = found[-1] if found else None
-        if last is not None and last.reader == reader and last.handle == handle and last.first + last.count == member:
-            found[-1] = Span(handle, last.first, last.count + 1, reader)
-        else:
-            found.append(Span(handle, member, 1, reader))
-    for start in range(0, len(found), BATCH):
-        yield tuple(found[start : start + BATCH])

@@ -105,8 +105,8 @@ def test_b22_aborts_pin_nothing_in_any_map(host: connector.Node) -> None:
     assert grown[2] - grown[1] < 2048
     eventually(lambda: live(host) == [0, 0, 0])
     eventually(lambda: host.status()["tombstones"] == 0)
-    outgoing = node.session.outgoing
-    assert [len(outgoing.streams), len(outgoing.aborted), len(outgoing.tickets), len(node.session.held)] == [0] * 4
+    outgoing, held = node.session.outgoing, node.session.holds.held
+    assert [len(outgoing.streams), len(outgoing.aborted), len(outgoing.tickets), len(held)] == [0] * 4
     assert not outgoing.unacked
     node.close()
 
