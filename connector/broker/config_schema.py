@@ -152,6 +152,11 @@ class BrokerConfig(BaseModel):
         description="Descriptors of one edge that a reader may have been sent and not yet taken; more wait in the "
         "broker.",
     )
+    direct: bool = Field(
+        default=True,
+        description="Writers tell readers of chunks by themselves, over a socket between the two, once a stream has "
+        "begun; the broker stands beside. false: every chunk goes through the broker.",
+    )
     ahead_session: Size | None = Field(
         default=None,
         ge=4 * KIB,

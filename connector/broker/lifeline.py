@@ -53,9 +53,12 @@ class Lifeline:
     waits: bool = False
     ended: bool = False
 
-    def send(self, frame: bytes) -> bool:
-        """False if its process reads too slowly for more now. To one that is gone everything counts as sent."""
-        return send_over(self.stream.send, frame)
+    def send(self, frame: bytes, passed: socket.socket | None = None) -> bool:
+        """False if its process reads too slowly for more now. To one that is gone everything counts as sent. `passed`
+        goes with the frame."""
+        if passed is None:
+            return send_over(self.stream.send, frame)
+        return send_over(lambda data: socket.send_fds(self.stream, [data], [passed.fileno()]), frame)
 
     def close(self) -> None:
         self.stream.close()

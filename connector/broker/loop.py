@@ -62,6 +62,7 @@ class Broker:
             self.outbox.owe,
             self.outbox.greet,
             self._forget,
+            self.outbox.pass_on,
             self.lifelines.find,
             time.monotonic,
         )

@@ -7,6 +7,7 @@ only answers to its own requests could pile up, and those are cut at a limit and
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -27,7 +28,7 @@ class Line(Protocol):
     #: Largest frame that it takes, in bytes.
     most: int
 
-    def send(self, frame: bytes) -> bool:
+    def send(self, frame: bytes, passed: socket.socket | None = None) -> bool:
         """False if there is no room now."""
 
 
@@ -45,6 +46,8 @@ class Outbox:
         self.roomless: set[bytes] = set()
         #: Tokens that wait for an acknowledgement, and nothing else.
         self.owed: set[bytes] = set()
+        #: Sockets on their way, by what they go with.
+        self._passed: dict[int, socket.socket] = {}
         self.dropped = 0
         self.unreachable = 0
 
@@ -54,6 +57,11 @@ class Outbox:
             self.dropped += 1
             return
         queue.append(message)
+
+    def pass_on(self, token: bytes, message: msg.Peer, passed: socket.socket) -> None:
+        """Put a message that a socket goes with, which is then closed here. Only to one with a line."""
+        self._passed[id(message)] = passed
+        self.put(token, message)
 
     def greet(self, token: bytes) -> None:
         """It said Hello: its frames are numbered from 1."""
@@ -84,7 +92,7 @@ class Outbox:
         """True if nothing is left to send."""
         sent_any = False
         while queue or not sent_any:
-            part = queue[:FRAME_MESSAGES]
+            part = self._part(queue)
             # Only the last frame acknowledges: what was refused must be known before what was applied.
             counter = ack if len(part) == len(queue) else 0
             if not self._send_frame(token, counter, part):
@@ -95,6 +103,14 @@ class Outbox:
         self.blocked.discard(token)
         return True
 
+    def _part(self, queue: list[msg.Message]) -> list[msg.Message]:
+        """What goes into the next frame: a message that a socket goes with has one for itself."""
+        part = queue[:FRAME_MESSAGES]
+        if self._passed:
+            alone = next((place for place, message in enumerate(part) if id(message) in self._passed), len(part))
+            part = part[: alone or 1]
+        return part
+
     def _send_frame(self, token: bytes, counter: int, part: list[msg.Message]) -> bool:
         """False if its pipe is full now. To one who is not there the frame counts as sent."""
         line = self._line(token)
@@ -102,10 +118,14 @@ class Outbox:
         frame = codec.encode(counter, part, order)
         # The Welcome shows that ZeroMQ's way is open, too.
         if line is not None and len(frame) <= line.most and not isinstance(part[0] if part else None, msg.Welcome):
-            if not line.send(frame):
+            passed = self._passed.get(id(part[0])) if part and self._passed else None
+            if not (line.send(frame) if passed is None else line.send(frame, passed)):
                 self.roomless.add(token)
                 return False
             self.roomless.discard(token)
+            if passed is not None:
+                del self._passed[id(part[0])]
+                passed.close()
         elif not self._route(token, frame):
             return False
         if order:
@@ -125,7 +145,9 @@ class Outbox:
         return True
 
     def forget(self, token: bytes) -> None:
-        self._waiting.pop(token, None)
+        for message in self._waiting.pop(token, ()):
+            if id(message) in self._passed:
+                self._passed.pop(id(message)).close()
         self._orders.pop(token, None)
         self.owed.discard(token)
         self.roomless.discard(token)

@@ -7,6 +7,7 @@ effects in order and answers questions that change nothing.
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -50,7 +51,7 @@ class Service:
 
     `send(token, message)` queues, None an acknowledgement; `owe(token)` says that one may come later;
     `greeted(token)` hears of a Hello before it is answered; `gone(token, applied)` says the last acknowledgement to a
-    peer and forgets it.
+    peer and forgets it; `pass_on` queues a message with a socket that goes with it.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Service:
         owe: Callable[[bytes], None],
         greeted: Callable[[bytes], None],
         gone: Callable[[bytes, int], None],
+        pass_on: Callable[[bytes, msg.Peer, socket.socket], None],
         lifeline: Callable[[bytes], Lifeline | None],
         now: Callable[[], float],
     ) -> None:
@@ -71,6 +73,7 @@ class Service:
         self._owe = owe
         self._greeted = greeted
         self._gone = gone
+        self._pass_on = pass_on
         self._lifeline = lifeline
         self._now = now
         self._session_of: dict[bytes, int] = {}
@@ -158,7 +161,8 @@ class Service:
             self._next_session += 1
             known = self._next_session
             self._session_of[token], self._token_of[known] = known, token
-            self.apply(ev.Joined(self._now(), known, hello.stage, line.pid, line.uid))
+            direct = hello.direct and line.speaks and self.config.direct
+            self.apply(ev.Joined(self._now(), known, hello.stage, line.pid, line.uid, direct))
             self._send(token, self._welcome(known, again=False))
             return
         self._send(token, self._welcome(known, again=True))
@@ -228,11 +232,27 @@ class Service:
     def _emit(self, token: bytes, effect: ef.ToSession) -> None:
         if isinstance(effect, ef.Acked):
             self._owe(token)
+        elif isinstance(effect, ef.Introduce):
+            self._introduce(effect)
         elif isinstance(effect, ef.Deliver):
             for message in translate.deliveries(effect):
                 self._send(token, message)
         else:
             self._send(token, translate.TO_MESSAGE[type(effect)](effect))
+
+    def _introduce(self, effect: ef.Introduce) -> None:
+        """A socket between two sessions: a packet is a frame, and each end sees when the other is closed."""
+        other = self._token_of.get(effect.other)
+        if other is None:
+            return
+        try:
+            ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        except OSError as error:
+            facts = {"sessions": [effect.session, effect.other], "error": error.strerror}
+            log.error("no direct path: raise the limit of open files", extra={"facts": facts})
+            return
+        self._pass_on(self._token_of[effect.session], msg.Peer(effect.other), ends[0])
+        self._pass_on(other, msg.Peer(effect.session), ends[1])
 
     def statistics(self) -> dict[str, Any]:
         """What the shell knows beside the directory."""

@@ -1,21 +1,15 @@
-"""What arrived and was not yet taken, by edge, reader and rid: in order, each index once.
+"""What arrived and was not yet taken, by edge, reader and rid (rid_queue.py): in order, each index once.
 
-A queue holds payloads and marks: END of a life's stream, or its failure. A failure stays at the front
-until it is polled, the rid is finished or begun, or, for a caller by name, a later life arrives.
-
-`deliver` may be called in a caller's thread, where a signal's handler can end it anywhere: what has arrived is
-delivered again then, so each step is either not yet done, or found done.
+A failure stays at the front of its rid until it is polled, the rid is finished or begun, or, for a caller by name, a
+later life arrives.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from connector.arena.arena import Arena
-from connector.client.requests import Answer
-from connector.core.directory.effects import Descriptor
+from connector.client.rid_queue import Arrived, EndMark, FailMark, Item, RidQueue, TakeWait, life_of
 from connector.core.directory.events import Flags, Hold
 from connector.core.errors import ConnectorError
 from connector.core.names import Edge
@@ -25,32 +19,6 @@ from connector.wire import messages as msg
 MOST_TAKEN = 4096
 
 
-class Arrived(NamedTuple):
-    """A payload's descriptor, the arena that it points into, and how this reader holds it."""
-
-    descriptor: Descriptor
-    arena: Arena
-    hold: Hold
-
-    @classmethod
-    def of(cls, descriptor: Descriptor, arena: Arena) -> Arrived:
-        hold = tuple.__new__(Hold, (descriptor.handle, descriptor.member, descriptor.reader))
-        return tuple.__new__(cls, (descriptor, arena, hold))
-
-
-class EndMark(NamedTuple):
-    life: int
-
-
-class FailMark(NamedTuple):
-    life: int
-    error: ConnectorError
-
-    def raised(self) -> ConnectorError:
-        """The error anew: the one that is kept here must not keep its callers' frames, and their views, alive."""
-        return self.error.anew()
-
-
 class Taken(NamedTuple):
     """What a take got: a payload (`ends`: the stream's last), or None at a bare END."""
 
@@ -58,56 +26,15 @@ class Taken(NamedTuple):
     ends: bool
 
 
-@dataclass(slots=True)
-class TakeWait:
-    """A caller waiting on an empty queue, who is told to look; `stream`: an END is something to see, too."""
-
-    request: int
-    answer: Answer
-    stream: bool
-
-
-@dataclass(slots=True)
-class RidQueue:
-    items: deque[Arrived | EndMark | FailMark] = field(default_factory=deque)
-    waits: deque[TakeWait] = field(default_factory=deque)
-    #: Highest (life, index) accepted: anything not above it is a repetition.
-    newest: tuple[int, int] = (0, -1)
-    #: An END or failure of this life was noted.
-    closed_life: int = 0
-
-    def accept(self, arrived: Arrived) -> bool:
-        """Append a payload; False if it is a repetition."""
-        told = arrived.descriptor
-        place = (told.life, told.index)
-        if place <= self.newest:
-            return False
-        # It is there if this was interrupted before the next line but one.
-        if not self.items or not _is_same(self.items[-1], told):
-            self.items.append(arrived)
-        self.newest = place
-        return True
-
-    def holds(self, told: Descriptor) -> bool:
-        return any(_is_same(item, told) for item in self.items)
-
-    def leaves(self, item: Arrived) -> None:
-        """A payload is about to be taken out."""
-        place = (item.descriptor.life, item.descriptor.index)
-        if place > self.newest:
-            self.newest = place
-
-    def start_anew(self) -> None:
-        """Another broker numbers lives from the start: what is here is of none of its lives."""
-        self.newest, self.closed_life = (0, -1), 0
-        self.items = deque(_lifeless(item) for item in self.items)
-
-
 class Channel:
     """One edge as this session reads it. The session's lock guards it."""
 
-    def __init__(self, edge: Edge, reader: int, readers: int, resume: bool) -> None:
+    def __init__(
+        self, edge: Edge, reader: int, readers: int, resume: bool, voided: OrderedDict[Hold, None] | None = None
+    ) -> None:
+        """`voided`: payloads that the broker has voided and that have not come yet."""
         self.edge, self.reader, self.readers, self.resume = edge, reader, readers, resume
+        self._voided = voided if voided is not None else OrderedDict()
         self.queues: dict[str, RidQueue] = {}
         self.claimed: set[str] = set()
         #: Rids of which nothing came yet, and whose abort is told all the same.
@@ -117,8 +44,10 @@ class Channel:
         self.poll_waits: deque[int] = deque()
         #: The life that was last taken from, by rid: what a finish means. Bounded; the oldest are forgotten.
         self.taken_life: OrderedDict[str, int] = OrderedDict()
-        #: Highest life of a rid that this session has finished: what was still on the way of it goes back.
+        #: Highest life of a rid that this session has finished: what was still on the way of it goes back. And of one
+        #: that was read to its end.
         self.finished_life: OrderedDict[str, int] = OrderedDict()
+        self.ended_life: OrderedDict[str, int] = OrderedDict()
         self.subscribed = False
         self.push = False
 
@@ -131,44 +60,68 @@ class Channel:
     def deliver(self, arrived: Arrived) -> tuple[list[Hold], list[int]]:
         """A descriptor came. A repetition, or a bare END mark's block, goes back at once."""
         told = arrived.descriptor
-        rid, life, flags = told.rid, told.life, told.flags
-        if life <= self.finished_life.get(rid, 0):
+        rid, life = told.rid, told.life
+        if life <= self.finished_life.get(rid, 0) or life <= self.ended_life.get(rid, 0):
             return [arrived.hold], []
         queue = self.queues.get(rid)
         if queue is None:
             queue = self.queues[rid] = RidQueue()
+        if queue.is_early(life, told.behind):
+            queue.park((life, told.behind), arrived)
+            return [], []
         back: list[Hold] = []
+        self._accept(queue, arrived, back)
+        if queue.parked:
+            self._unpark(queue, back)
+        return back, self._arrived(rid, queue)
+
+    def _accept(self, queue: RidQueue, arrived: Arrived, back: list[Hold]) -> None:
+        told = arrived.descriptor
+        life, flags = told.life, told.flags
+        if arrived.hold in self._voided:
+            del self._voided[arrived.hold]
+            queue.pass_over(arrived)
+            back.append(arrived.hold)
+            return
         if flags & Flags.END_ONLY:
             back.append(arrived.hold)
         else:
-            if queue.items and (rid in self.claimed or not self.push):
+            if queue.items and (told.rid in self.claimed or not self.push):
                 self._forget_old_failure(queue, life)
-            if not queue.accept(arrived) and not queue.holds(told):
+            if queue.accept(arrived):
                 back.append(arrived.hold)
-        if flags & (Flags.LAST | Flags.END_ONLY) and queue.closed_life < life:
-            queue.items.append(EndMark(life))
-            queue.closed_life = life
-        return back, self._arrived(rid, queue)
+        if flags & (Flags.LAST | Flags.END_ONLY) and life > queue.broken_life:
+            queue.mark(EndMark(life))
+
+    def _unpark(self, queue: RidQueue, back: list[Hold]) -> None:
+        """What waited for what came now."""
+        while queue.parked and (waiting := queue.parked.get(queue.newest)):
+            place = queue.newest
+            for item in waiting:
+                if isinstance(item, Arrived):
+                    self._accept(queue, item, back)
+                else:
+                    queue.mark(item)
+            queue.parked.pop(place, None)
 
     def _is_finished(self, rid: str, life: int) -> bool:
         return life <= self.finished_life.get(rid, 0)
 
-    def end(self, rid: str, life: int) -> list[int]:
-        if self._is_finished(rid, life):
-            return []
-        queue = self.queues.setdefault(rid, RidQueue())
-        if queue.closed_life < life:
-            queue.closed_life = life
-            queue.items.append(EndMark(life))
-        return self._arrived(rid, queue)
+    def end(self, rid: str, life: int, behind: int = -1) -> list[int]:
+        return self._marked(rid, EndMark(life), behind)
 
-    def fail(self, rid: str, life: int, error: ConnectorError) -> list[int]:
+    def fail(self, rid: str, life: int, error: ConnectorError, behind: int = -1) -> list[int]:
         """The stream failed: said behind what came in order before."""
-        if self._is_finished(rid, life):
+        return self._marked(rid, FailMark(life, error), behind)
+
+    def _marked(self, rid: str, mark: EndMark | FailMark, behind: int) -> list[int]:
+        if self._is_finished(rid, mark.life):
             return []
         queue = self.queues.setdefault(rid, RidQueue())
-        queue.items.append(FailMark(life, error))
-        queue.closed_life = max(queue.closed_life, life)
+        if mark.life > self.ended_life.get(rid, 0) and queue.is_early(mark.life, behind):
+            queue.park((mark.life, behind), mark)
+            return []
+        queue.mark(mark)
         return self._arrived(rid, queue)
 
     def has(self, rid: str) -> bool:
@@ -196,11 +149,11 @@ class Channel:
         queue = self.queues.get(rid)
         if queue is None:
             return [], []
-        dropped = self._take_lives(queue, life)
+        dropped = queue.take_lives(life)
+        queue.broken_life = max(queue.broken_life, life)
         if not queue.items:
             # What has come of a later life says that this one is over.
-            queue.items.append(FailMark(life, error))
-            queue.closed_life = max(queue.closed_life, life)
+            queue.mark(FailMark(life, error))
         return dropped, self._arrived(rid, queue)
 
     def drop_lives(self, rid: str, life: int) -> list[Arrived]:
@@ -208,16 +161,8 @@ class Channel:
         queue = self.queues.get(rid)
         if queue is None:
             return []
-        dropped = self._take_lives(queue, life)
+        dropped = queue.take_lives(life)
         self._tidy(rid, queue, ended=False)
-        return dropped
-
-    @staticmethod
-    def _take_lives(queue: RidQueue, life: int) -> list[Arrived]:
-        dropped = [item for item in queue.items if isinstance(item, Arrived) and item.descriptor.life <= life]
-        for item in dropped:
-            queue.leaves(item)
-        queue.items = deque(item for item in queue.items if _life(item) > life)
         return dropped
 
     @staticmethod
@@ -271,10 +216,7 @@ class Channel:
         return None
 
     def _note_taken(self, rid: str, life: int) -> None:
-        self.taken_life[rid] = life
-        self.taken_life.move_to_end(rid)
-        while len(self.taken_life) > MOST_TAKEN:
-            self.taken_life.popitem(last=False)
+        _remember(self.taken_life, rid, life)
 
     def wait_for(self, rid: str, wait: TakeWait) -> None:
         self.queues.setdefault(rid, RidQueue()).waits.append(wait)
@@ -293,15 +235,17 @@ class Channel:
     def _tidy(self, rid: str, queue: RidQueue, ended: bool) -> None:
         if not queue.items:
             self.fresh.pop(rid, None)
-        if ended and not queue.waits:
-            self.claimed.discard(rid)
+        if ended:
+            _remember(self.ended_life, rid, queue.closed_life)
+            if not queue.waits:
+                self.claimed.discard(rid)
         if not queue.items and not queue.waits and (ended or queue.newest == (0, -1)):
             self.queues.pop(rid, None)
 
-    def poll_all(self) -> list[tuple[str, Arrived | EndMark | FailMark]]:
+    def poll_all(self) -> list[tuple[str, Item]]:
         """Everything for poll, in order; failures are told once. What is behind a failure, of a later life, is for the
         next poll."""
-        got: list[tuple[str, Arrived | EndMark | FailMark]] = []
+        got: list[tuple[str, Item]] = []
         for rid in list(self.fresh):
             queue = self.queues[rid]
             life, ended = 0, False
@@ -333,27 +277,26 @@ class Channel:
         self.expected.discard(rid)
         there = queue.items if queue is not None else ()
         # 0: it was aborted before there was any life.
-        meant = aborted if aborted is not None else taken or min((_life(item) for item in there), default=0)
+        meant = aborted if aborted is not None else taken or min((life_of(item) for item in there), default=0)
         if meant:
-            self.finished_life[rid] = max(meant, self.finished_life.pop(rid, 0))
-            while len(self.finished_life) > MOST_TAKEN:
-                self.finished_life.popitem(last=False)
+            _remember(self.finished_life, rid, max(meant, self.finished_life.get(rid, 0)))
         if queue is None:
             return [], deque()
-        unread = [item for item in queue.items if isinstance(item, Arrived) and item.descriptor.life <= meant]
-        queue.items = deque(item for item in queue.items if _life(item) > meant)
+        unread = queue.take_lives(meant)
         waits, queue.waits = queue.waits, deque()
         if queue.items:
             self.fresh[rid] = None
         else:
             self.fresh.pop(rid, None)
-            del self.queues[rid]
+            if not queue.parked:
+                del self.queues[rid]
         return unread, waits
 
     def start_anew(self) -> None:
         """What is known of the old broker's numbers means nothing to the next one."""
         self.taken_life.clear()
         self.finished_life.clear()
+        self.ended_life.clear()
         for queue in self.queues.values():
             queue.start_anew()
 
@@ -365,26 +308,21 @@ class Channel:
             if place is None:
                 continue
             items = list(queue.items)
-            behind = [item for item in items[place:] if _life(item) == _life(items[place])]
+            life = life_of(items[place])
+            behind = [item for item in items[place:] if life_of(item) == life]
             for item in behind:
                 if isinstance(item, Arrived):
                     queue.leaves(item)
+            queue.broken_life = max(queue.broken_life, life)
             queue.items = deque([*items[:place], *(item for item in items[place:] if item not in behind)])
             self._tidy(rid, queue, ended=False)
             return [item for item in behind if isinstance(item, Arrived)]
         return []
 
 
-def _life(item: Arrived | EndMark | FailMark) -> int:
-    return item.descriptor.life if isinstance(item, Arrived) else item.life
-
-
-def _is_same(item: Arrived | EndMark | FailMark, told: Descriptor) -> bool:
-    """Whether the item is this very payload: the same member of the same block."""
-    return isinstance(item, Arrived) and item.descriptor.handle == told.handle and item.descriptor.member == told.member
-
-
-def _lifeless(item: Arrived | EndMark | FailMark) -> Arrived | EndMark | FailMark:
-    if isinstance(item, Arrived):
-        return item._replace(descriptor=item.descriptor._replace(life=0))
-    return item._replace(life=0)
+def _remember(lives: OrderedDict[str, int], rid: str, life: int) -> None:
+    """The oldest are forgotten."""
+    lives[rid] = life
+    lives.move_to_end(rid)
+    while len(lives) > MOST_TAKEN:
+        lives.popitem(last=False)

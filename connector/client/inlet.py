@@ -14,10 +14,11 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import get_ident
 
-from connector.client.lifeline import Lifeline
+from connector.client.lifeline import Lifeline, Packet, passed
+from connector.client.pairs import Pair
 from connector.client.session import Session
 from connector.core.errors import ProtocolViolation
 from connector.wire import codec
@@ -45,7 +46,9 @@ class Inlet:
         self._poller = select.epoll()
         self._poller.register(self._nudge, select.EPOLLIN)
         self._lifeline: Lifeline | None = None
-        self._came: deque[bytes] = deque()
+        self._came: deque[Packet] = deque()
+        #: Sockets to writers and readers, by descriptor.
+        self._pairs: dict[int, Pair] = {}
         self._arriving = InOrder()
         #: What comes wakes the link's thread.
         self._listens = False
@@ -75,6 +78,14 @@ class Inlet:
         with self._reading:
             self._lifeline = lifeline
             self._poller.register(lifeline.stream, select.EPOLLIN)
+
+    def drop_pairs(self, but: Iterable[Pair] = ()) -> None:
+        """Nothing comes, or goes, directly any more, but over these."""
+        self.nudge()
+        kept = {id(pair) for pair in but}
+        with self._reading:
+            for pair in [pair for pair in self._pairs.values() if id(pair) not in kept]:
+                self._drop(pair)
 
     def detach(self) -> None:
         self.nudge()
@@ -107,8 +118,14 @@ class Inlet:
             self._reader = get_ident()
             self._apply_all()
             for _ in range(TURN):
-                if not self._poller.poll(0) or not self._receive():
+                ready = self._poller.poll(0)
+                if not ready:
                     return
+                for fd, _ in ready:
+                    if fd == self._nudge:
+                        os.eventfd_read(fd)
+                    elif not self._receive(fd):
+                        return
                 self._apply_all()
         finally:
             self._reader = 0
@@ -143,7 +160,7 @@ class Inlet:
         finally:
             self._reader = 0
             self._reading.release()
-            if self._came or self.ended:
+            if self._came or self.ended or any(pair.ended for pair in self._pairs.values()):
                 self._wake()
             elif len(self._session.requests):
                 # Others may wait, too.
@@ -173,20 +190,24 @@ class Inlet:
                 if fd == self._nudge:
                     os.eventfd_read(fd)
                     return False
-            if not self._receive() or not self._apply_deliveries():
-                return False
+                if not self._receive(fd) or not self._apply_deliveries(fd):
+                    return False
             ready = poll(0)
         return True
 
     # -- whoever reads ----------------------------------------------------------------------------
 
-    def _receive(self) -> bool:
-        """One frame into `came`, in one call; False at the lifeline's end."""
+    def _receive(self, fd: int) -> bool:
+        """One frame of this descriptor into its deque, in one call; False at the lifeline's end."""
+        pair = self._pairs.get(fd)
+        if pair is not None:
+            pair.receive()
+            return True
         lifeline = self._lifeline
         if lifeline is None or self.ended:
             return False
         lifeline.receive_into(self._came)
-        if self._came and not self._came[-1]:
+        if self._came and not self._came[-1][0]:
             self._came.pop()
             self.ended = True
             return False
@@ -194,19 +215,42 @@ class Inlet:
 
     def _apply_all(self) -> None:
         while self._came:
-            self._apply(self._came[0])
+            packet = self._came[0]
+            if packet[1]:
+                self._session.passed.extend(passed(packet))
+            self._apply(packet[0])
             self._came.popleft()
+        for pair in list(self._pairs.values()):
+            self._apply_told(pair)
+            if pair.ended:
+                self._drop(pair)
 
     def _apply(self, frame: bytes) -> None:
         for envelope in self._arriving.take(self._decode(frame)):
             self._session.receive(envelope)
+        while self._session.introduced:
+            pair = self._session.introduced.popleft()
+            self._pairs[pair.stream.fileno()] = pair
+            self._poller.register(pair.stream, select.EPOLLIN)
 
-    def _apply_deliveries(self) -> bool:
-        """False if there is something that is not for a caller's thread."""
+    def _apply_told(self, pair: Pair) -> None:
+        """What a writer told directly: nothing but deliveries."""
+        while pair.came:
+            envelope = self._decode(pair.came[0])
+            self._session.receive_told(envelope)
+            pair.came.popleft()
+
+    def _apply_deliveries(self, fd: int) -> bool:
+        """What came of this descriptor; False if there is something that is not for a caller's thread."""
+        pair = self._pairs.get(fd)
+        if pair is not None:
+            self._apply_told(pair)
+            return not pair.ended
         arriving = self._arriving
         while self._came:
-            envelope = self._decode(self._came[0])
-            if not arriving.is_next(envelope):
+            packet = self._came[0]
+            envelope = self._decode(packet[0])
+            if packet[1] or not arriving.is_next(envelope):
                 return False
             for message in envelope.messages:
                 if type(message) is not msg.Deliver:
@@ -216,9 +260,17 @@ class Inlet:
             self._came.popleft()
         return True
 
+    def _drop(self, pair: Pair) -> None:
+        fd = pair.stream.fileno()
+        if fd >= 0 and self._pairs.pop(fd, None) is not None:
+            self._poller.unregister(fd)
+        pair.close()
+        if self._session.pairs.get(pair.session) is pair:
+            del self._session.pairs[pair.session]
+
     def _decode(self, frame: bytes) -> Envelope:
         try:
             return codec.decode(frame, from_broker=True, max_frame=MOST_FRAME)
         except ProtocolViolation as error:
-            log.error("the broker sent what cannot be read: %s", error)
+            log.error("what came cannot be read: %s", error)
             return Envelope(0, [])

@@ -3,6 +3,7 @@ without a pidfd."""
 
 from __future__ import annotations
 
+import array
 import contextlib
 import os
 import socket
@@ -14,8 +15,19 @@ from connector.core.errors import BrokerLost
 from connector.wire.message import SPEAKS
 from connector.wire.order import LINE_BYTES, most_bytes, send_over
 
-#: Bytes to receive at most, for each of one frame.
-_ONE_FRAME = (LINE_BYTES,)
+#: Of one frame: the most bytes of it, room for a descriptor that comes with it, and flags.
+ONE_FRAME, _ROOM, _FLAGS = (LINE_BYTES,), (socket.CMSG_SPACE(4),), (socket.MSG_CMSG_CLOEXEC,)
+#: What recvmsg returns.
+Packet = tuple[bytes, list[tuple[int, int, bytes]], int, object]
+
+
+def passed(packet: Packet) -> list[socket.socket]:
+    """The sockets that came with a packet."""
+    found = []
+    for level, kind, data in packet[1]:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found += [socket.socket(fileno=fd) for fd in array.array("i", data[: len(data) // 4 * 4])]
+    return found
 
 
 class Lifeline:
@@ -26,7 +38,7 @@ class Lifeline:
         self._lock_path = session_lock_path(run_dir, token.hex())
         self._lock_fd = -1
         self.stream = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        self._receive = self.stream.recv
+        self._receive = self.stream.recvmsg
         #: Largest frame that `send` takes.
         self.most = most_bytes(self.stream.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
         self.stream.settimeout(timeout)
@@ -49,17 +61,18 @@ class Lifeline:
             raise
         self.stream.setblocking(False)
 
-    def receive_into(self, came: deque[bytes]) -> None:
-        """Append the next frame if there is one, and b"" once the broker's end is closed.
+    def receive_into(self, came: deque[Packet]) -> None:
+        """Append the next frame if there is one, as (bytes, ancillary data, …), with no bytes once the broker's end is
+        closed.
 
         From the socket into the deque in one call: a signal's handler that raises in this thread cannot lose a frame.
         """
         try:
-            came.extend(map(self._receive, _ONE_FRAME))
+            came.extend(map(self._receive, ONE_FRAME, _ROOM, _FLAGS))
         except BlockingIOError:
             return
         except OSError:
-            came.append(b"")
+            came.append((b"", [], 0, None))
 
     def send(self, frame: bytes) -> bool:
         """False if there is no room now. What cannot be sent because the broker is gone counts as sent."""

@@ -172,6 +172,8 @@ class Link:
         if self.session.closed and not self._bye_sent:
             # Nothing but releases is queued after `closed`, so this is the last word of all callers.
             self._bye_sent = True
+            # What comes directly from now on, nobody here will have.
+            self._inlet.drop_pairs()
             with self.session.lock:
                 self.session.queue_taken(everything=True)
                 self.session.post(msg.Bye(tuple(self.session.holds.held)))
@@ -210,11 +212,12 @@ class Link:
         dealer.set(zmq.LINGER, 0)
         dealer.connect(f"ipc://{socket_path(self.run_dir)}")
         again = self.session.arena is not None
-        hello = msg.Hello(self.token, self.session.stage, _version(), again, self.session.reserved())
+        hello = msg.Hello(self.token, self.session.stage, _version(), again, self.session.reserved(), direct=True)
         dealer.send(codec.encode(self.session.seen, [hello]))
         welcome, rest = self._await_welcome(dealer)
         arena, read_arena = self._map(welcome)
         self.session.connected(welcome, arena, read_arena)
+        self._inlet.drop_pairs(but=self.session.pairs.values())
         self._poller.register(dealer.FD, select.EPOLLIN)
         self._poller.register(lifeline.stream, 0)
         self._waits = False
@@ -301,6 +304,7 @@ class Link:
     def _end(self) -> None:
         self.session.disconnected("the node was closed")
         self._disconnect()
+        self._inlet.drop_pairs()
         self._inlet.close()
         self._poller.close()
         self._context.term()

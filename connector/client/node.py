@@ -10,9 +10,10 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from connector.client.inbox import Arrived, Channel
+from connector.client.inbox import Channel
 from connector.client.link import Link
 from connector.client.outgoing import Abort
+from connector.client.rid_queue import Arrived
 from connector.client.session import Session
 from connector.client.verbs import SLICE, Verb, run
 from connector.core import names
@@ -82,7 +83,9 @@ class NodeBase:
         with self.session.lock:
             known = self.session.channels.get((name, reader))
             if known is None:
-                known = self.session.channels[(name, reader)] = Channel(name, reader, readers, resume)
+                known = self.session.channels[(name, reader)] = Channel(
+                    name, reader, readers, resume, self.session.voided
+                )
             elif known.readers != readers and known.subscribed:
                 raise ReadersMismatch(
                     "this node reads the edge as one of another number",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from connector.client.pairs import Way
 from connector.core.directory.events import Flags
 from connector.core.errors import AlreadyPut, ConnectorError, NotYet, RequestAborted, StreamEnded
 from connector.core.names import Edge
@@ -74,6 +75,8 @@ class OutStream:
     seen: int = 0
     #: The rid was finished or begun since.
     former: bool = False
+    #: Its reader may be told directly.
+    way: Way | None = None
 
     def was_put(self, index: int) -> bool:
         return index < self.low or index in self.above
@@ -216,6 +219,11 @@ class Outgoing:
         self.aborted.move_to_end(rid)
         while len(self.aborted) > MOST_ABORTED:
             self.aborted.popitem(last=False)
+
+    def lose_ways(self) -> None:
+        """Nobody is told directly any more."""
+        for stream in self.streams.values():
+            stream.way = None
 
     def poison(self, edge: Edge, rid: str, error: ConnectorError) -> None:
         stream = self.streams.get((edge, rid))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from connector.arena import tensors
 from connector.arena.arena import Arena
 from connector.client import layouts
-from connector.client.inbox import Arrived
+from connector.client.rid_queue import Arrived
 from connector.core.directory.events import Flags
 from connector.core.errors import Broken, ProtocolViolation
 from connector.core.names import Edge

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from connector.client.inbox import Arrived, Channel, EndMark, FailMark, Taken, TakeWait
+from connector.client.inbox import Channel, Taken
 from connector.client.payload import Payload, open_payload
+from connector.client.rid_queue import Arrived, EndMark, FailMark, TakeWait
 from connector.client.session import Session
 from connector.client.verbs import Verb
 from connector.core.directory.events import Flags

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from connector.client.blocks import ReservedBlock
-from connector.client.inbox import Arrived, Channel
+from connector.client.inbox import Channel
+from connector.client.pairs import Pair, Way
+from connector.client.rid_queue import Arrived
 from connector.core.directory.effects import Notice
 from connector.core.errors import BrokerStopping, ConnectorError, RequestAborted
 from connector.core.names import Edge
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from connector.client.session import Session
 
 log = logging.getLogger("connector.client")
+
+#: Voided payloads that are remembered until they come.
+MOST_VOIDED = 4096
 
 
 def _grant(session: Session, message: msg.Grant) -> None:
@@ -50,7 +55,7 @@ def _shown(session: Session, message: msg.Shown) -> None:
         session.holds.free(session.arena.uuid, arrived.hold)
 
 
-def _deliver(session: Session, message: msg.Deliver) -> None:
+def deliver(session: Session, message: msg.Deliver) -> None:
     arena = session.arena
     assert arena is not None
     for descriptor in message.descriptors:
@@ -82,7 +87,7 @@ def _wake_pollers(session: Session, channel: Channel) -> None:
 def _ended(session: Session, message: msg.Ended) -> None:
     channel = session.channels.get((message.edge, message.reader))
     if channel is not None:
-        _answered(session, channel, channel.end(message.rid, message.life))
+        _answered(session, channel, channel.end(message.rid, message.life, message.behind))
 
 
 def _stream_failed(session: Session, message: msg.StreamFailed) -> None:
@@ -93,7 +98,8 @@ def _stream_failed(session: Session, message: msg.StreamFailed) -> None:
         return
     channel = session.channels.get((message.edge, message.reader))
     if channel is not None:
-        _answered(session, channel, channel.fail(message.rid, message.life, message.error))
+        answered = channel.fail(message.rid, message.life, message.error, message.behind)
+        _answered(session, channel, answered)
 
 
 def _put_failed(session: Session, message: msg.PutFailed) -> None:
@@ -151,9 +157,32 @@ def _aborted(rid: str, reason: str, edge: Edge | None) -> ConnectorError:
 def _drop(session: Session, message: msg.Drop) -> None:
     """Void payloads: those nobody took go back now, the others with their last view."""
     for hold in message.holds:
+        known = hold in session.holds.held
         for channel in session.channels.values():
-            if hold.reader == channel.reader:
-                session.give_up(channel.discard(hold))
+            if hold.reader == channel.reader and (dropped := channel.discard(hold)):
+                session.give_up(dropped)
+                known = True
+        if not known:
+            # The writer's word of it may be on its way.
+            session.voided[hold] = None
+            while len(session.voided) > MOST_VOIDED:
+                session.voided.popitem(last=False)
+
+
+def _peer(session: Session, message: msg.Peer) -> None:
+    """A socket to another session came with it, unless there was no descriptor left for it."""
+    if session.passed:
+        pair = session.pairs[message.session] = Pair(message.session, session.passed.popleft())
+        session.introduced.append(pair)
+
+
+def _direct(session: Session, message: msg.Direct) -> None:
+    """Streams whose reader may be told directly, or not any more. What was said of a former use is nothing to this."""
+    for edge, rid, life, number in message.ways:
+        stream = session.outgoing.streams.get((edge, rid))
+        if stream is not None and not session.reopened(rid, session.applied):
+            pair = session.pairs.get(number)
+            stream.way = Way(pair, life) if pair is not None else None
 
 
 def _recall(session: Session, message: msg.Recall) -> None:
@@ -185,7 +214,9 @@ HANDLERS: dict[type[msg.Message], Callable[[Session, Any], None]] = {
     msg.Answer: _answer,
     msg.Rows: _rows,
     msg.Shown: _shown,
-    msg.Deliver: _deliver,
+    msg.Deliver: deliver,
+    msg.Peer: _peer,
+    msg.Direct: _direct,
     msg.Ended: _ended,
     msg.StreamFailed: _stream_failed,
     msg.PutFailed: _put_failed,

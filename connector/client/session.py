@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
+import socket
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple, get_args
@@ -19,9 +20,11 @@ from connector.arena.arena import Arena
 from connector.client import receive
 from connector.client.blocks import BlockCache, ReservedBlock
 from connector.client.holds import Holds
-from connector.client.inbox import Arrived, Channel
+from connector.client.inbox import Channel
 from connector.client.outgoing import Abort, Numbered, Outgoing, Ticket
+from connector.client.pairs import Pair
 from connector.client.requests import GRACE, Answer, Request, Requests
+from connector.client.rid_queue import Arrived
 from connector.core.directory.events import Hold
 from connector.core.errors import BrokerLost, ClientClosed, ConnectorError
 from connector.core.names import Edge, Handle
@@ -30,6 +33,8 @@ from connector.wire.codec import Envelope
 
 log = logging.getLogger("connector.client")
 
+#: Messages that may wait for company before they are sent at once.
+MOST_LAZY = 32
 NUMBERED = frozenset(get_args(Numbered))
 #: They mean the life that was taken from before them: what was taken is said first, and what is taken later behind.
 BEHIND_TAKEN = frozenset((msg.Finish, msg.Begin, msg.Enter, msg.Seal))
@@ -63,6 +68,8 @@ class Session:
         self.sleeps_until = math.inf
         self.lock = threading.Lock()
         self.out = Out(deque())
+        #: A put queued what somebody waits for.
+        self.urgent = False
         self.holds = Holds()
         self.requests = Requests()
         self.blocks = BlockCache()
@@ -70,6 +77,12 @@ class Session:
         #: Flushes that were asked for while the broker was away.
         self._marks: deque[Request] = deque()
         self.channels: dict[tuple[Edge, int], Channel] = {}
+        #: Voided payloads that have not come yet. Bounded; the oldest are forgotten.
+        self.voided: OrderedDict[Hold, None] = OrderedDict()
+        #: Sockets to other sessions, by number; those that are new to the inlet; and those that came just now.
+        self.pairs: dict[int, Pair] = {}
+        self.introduced: deque[Pair] = deque()
+        self.passed: deque[socket.socket] = deque()
         self.seen = 0
         #: Numbered messages that the broker had applied when it sent what is being received.
         self.applied = 0
@@ -103,6 +116,14 @@ class Session:
         if kind in NUMBERED:
             self.outgoing.number_it(message, tickets)  # type: ignore[arg-type]
         self.out.waiting.append(message)
+
+    def push_or_wait(self) -> None:
+        """After a put: at once, unless all that is queued may wait for company."""
+        if self.urgent or len(self.out.waiting) >= MOST_LAZY:
+            self.urgent = False
+            self.push()
+        else:
+            self.later()
 
     def queue_taken(self, everything: bool = False) -> None:
         """Queue the word of what was taken and released since the last one."""
@@ -173,6 +194,13 @@ class Session:
             for message in envelope.messages:
                 receive.HANDLERS[type(message)](self, message)
             self.outgoing.acknowledge(envelope.counter)
+
+    def receive_told(self, envelope: Envelope) -> None:
+        """What a writer tells directly."""
+        with self.lock:
+            for message in envelope.messages:
+                if type(message) is msg.Deliver and not self.closed:
+                    receive.deliver(self, message)
 
     def reopened(self, rid: str, applied: int) -> bool:
         """The session finished, began or entered the rid after the first `applied` of its numbered messages: what the
@@ -264,6 +292,8 @@ class Session:
         error = BrokerLost("the broker was started anew; the payload is lost", path=self.tried)
         if not first:
             self.blocks.take_all()
+            self.pairs.clear()
+            self.outgoing.lose_ways()
             for channel in self.channels.values():
                 channel.start_anew()
         self.arena, self.read_arena = arena, read_arena

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from connector.arena import blocks as arena_blocks
 from connector.arena import tensors
-from connector.client import layouts
+from connector.client import layouts, telling
 from connector.client.blocks import ReservedBlock, size_class
 from connector.client.layouts import Laid
 from connector.client.outgoing import Ticket
@@ -77,7 +77,7 @@ def put_now(session: Session, edge: Edge, items: Sequence[Item]) -> list[Ticket]
         finally:
             if tickets is None:
                 session.give_back([block])
-    session.push()
+    session.push_or_wait()
     return tickets
 
 
@@ -101,7 +101,7 @@ def _fill(session: Session, edge: Edge, items: Sequence[Item], plan: _Plan, bloc
         if tickets is None:
             with session.lock:
                 session.give_back([block])
-        session.push()
+        session.push_or_wait()
     return tickets
 
 
@@ -232,6 +232,7 @@ def _ask_ahead(session: Session, edge: Edge, length: int) -> None:
     if not count or not session.up:
         return
     request = session.ask(lambda n: msg.Reserve(n, edge, (length,) * count, 0.0, (), True), 30.0)
+    session.urgent = True
 
     def keep() -> None:
         # Runs in the link's thread, under the session's lock.
@@ -263,10 +264,15 @@ def _seal(
     )
     arena_blocks.seal(block.arena, offset, generation)
     outgoing, seen = session.outgoing, session.seen
+    streams = []
     for member, ticket in zip(members, tickets, strict=True):
         stream = ticket.stream = outgoing.note_put(edge, member.rid, member.index, member.flags, session.seen)
+        streams.append(stream)
         if outgoing.unsure and stream.unsure:
             # After lost notices it means what was known when the stream was opened.
             seen = min(seen, stream.seen)
-    session.post(msg.Seal(0, seen, edge, block.handle, plan.data_offset, tuple(members)), tickets)
+    told = telling.tell(session, edge, block, plan.data_offset, members, streams) if session.pairs else ()
+    session.post(msg.Seal(0, seen, edge, block.handle, plan.data_offset, tuple(members), told), tickets)
+    # Whoever is to have it has it: the broker need not hear of it at once.
+    session.urgent = session.urgent or len(told) != 1 or told[0].count < len(members)
     return tickets

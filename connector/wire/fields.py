@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from connector.core.directory.effects import Descriptor, Notice
-from connector.core.directory.events import Hold, Member, Span
+from connector.core.directory.effects import Descriptor, Notice, Way
+from connector.core.directory.events import Hold, Member, Span, Told
 from connector.core.errors import ConnectorError, InvalidPayload, from_code
 from connector.core.layout import Slot
 from connector.core.names import (
@@ -184,6 +184,7 @@ def _text(value: str) -> str:
 
 WORD = number(0, MAX_WORD)
 INDEX = number(0, MAX_INDEX)
+BEHIND = number(-1, MAX_INDEX)
 READER = number(0, MAX_READERS - 1)
 RID = short(MAX_RID_BYTES)
 EDGE = struct(_edge, short(MAX_STAGE_BYTES), short(MAX_STAGE_BYTES), INDEX)
@@ -206,7 +207,10 @@ DESCRIPTOR = struct(
     WORD,
     number(0, MAX_MEMBER),
     MANIFEST,
+    BEHIND,
 )
+WAY = struct(Way, EDGE, RID, WORD, WORD)
+TOLD = struct(Told, number(0, MAX_MEMBER), number(1, MAX_MEMBER + 1), WORD)
 SLOT = struct(Slot, text(MAX_KEY_BYTES), short(MAX_DTYPE_BYTES), many(WORD, MAX_DIMS), WORD, WORD)
 NOTICE = struct(Notice, WORD, RID, text(MAX_TEXT), WORD, WORD, many(EDGE, 64))
 ERROR = struct(_error, short(64), text(MAX_TEXT), facts)

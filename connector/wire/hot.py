@@ -125,9 +125,9 @@ def member(value: Any) -> Member:
 
 
 def descriptor(value: Any) -> Descriptor:
-    """[edge, reader, rid, life, index, attempt, flags, handle, length, data_offset, member, manifest]."""
-    if type(value) is list and len(value) == 12:
-        where, reader, rid, life, index, attempt, flags, block, length, data_offset, place, manifest = value
+    """[edge, reader, rid, life, index, attempt, flags, handle, length, data_offset, member, manifest, behind]."""
+    if type(value) is list and len(value) == 13:
+        where, reader, rid, life, index, attempt, flags, block, length, data_offset, place, manifest, behind = value
         if (
             type(reader) is int
             and type(rid) is str
@@ -139,7 +139,9 @@ def descriptor(value: Any) -> Descriptor:
             and type(data_offset) is int
             and type(place) is int
             and type(manifest) is bytes
+            and type(behind) is int
             and -1 <= reader < MAX_READERS
+            and -1 <= behind <= MAX_INDEX
             and 0 < len(rid) <= MAX_RID_BYTES
             and rid.isascii()
             and 0 <= life <= MAX_WORD

@@ -23,7 +23,7 @@ def most_bytes(buffered: int) -> int:
     return min(LINE_BYTES, buffered // 3)
 
 
-def send_over(send: Callable[[bytes], int], frame: bytes) -> bool:
+def send_over(send: Callable[[bytes], object], frame: bytes) -> bool:
     """Send a frame by a lifeline's `send`; False if there is no room now. To a peer that is gone everything counts as
     sent: the lifeline's end says so next. OSError: anything else."""
     try:

@@ -15,8 +15,9 @@ import torch
 
 import connector
 from connector.client import reading
-from connector.client.inbox import Arrived, Channel
+from connector.client.inbox import Channel
 from connector.client.requests import Answer
+from connector.client.rid_queue import Arrived
 from connector.core.directory.effects import Descriptor
 from connector.core.errors import AlreadyPut, ReadersMismatch
 from connector.core.names import Edge, Handle

@@ -13,8 +13,8 @@ import connector
 from connector.arena import blocks, tensors
 from connector.broker.rundir import RunDir
 from connector.broker.store import Store
-from connector.client.inbox import Arrived
 from connector.client.payload import open_payload
+from connector.client.rid_queue import Arrived
 from connector.client.session import Session
 from connector.core import layout
 from connector.core.directory.effects import Descriptor, FreeEntry, RaiseCeiling, WriteEntry

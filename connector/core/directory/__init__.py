@@ -14,6 +14,7 @@ from connector.core.directory import (
     checks,
     deadlock,
     delivery,
+    direct,
     entering,
     lives,
     operator,
@@ -51,6 +52,7 @@ HANDLERS: dict[type[ev.Event], Callable[..., None]] = {
     ev.Claimed: delivery.claimed,
     ev.Awaited: takes.awaited,
     ev.Cancelled: takes.cancelled,
+    ev.FellBack: direct.fell_back,
     ev.Began: lives.began,
     ev.Entered: entering.entered,
     ev.Finished: lives.finished,
@@ -94,6 +96,8 @@ class Directory:
             sessions.send_notices(state)
         if state.touched:
             delivery.pump(state)
+        if state.ways:
+            direct.say_ways(state)
         if state.closing:
             for number in list(state.closing):
                 sessions.expel_if_done(state, state.sessions[number])

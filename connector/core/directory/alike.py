@@ -7,7 +7,7 @@ first chunk of a rid that nobody knows; and if that reader listens for all, or n
 
 from __future__ import annotations
 
-from connector.core.directory import delivery, holding, lives, releasing, unclaimed
+from connector.core.directory import delivery, direct, holding, lives, releasing, unclaimed
 from connector.core.directory.effects import Deliver, Descriptor
 from connector.core.directory.events import Flags, Sealed, Span
 from connector.core.directory.objects import Block, EdgeState, Lot, Presence, Session, Stream, Subscription
@@ -23,25 +23,39 @@ def seal(state: State, session: Session, edge: EdgeState, block: Block, event: S
     reader = None
     if subscription is not None:
         reader = state.sessions[subscription.session]
-        if not _may_be_sent(state, subscription, reader, len(event.members)):
+        if not _may_be_sent(state, subscription, reader, event):
             return False
+    if (event.told or block.early) and not _all_told(event, reader):
+        return False
     found = _plain(state, session, edge, event, subscription, reader)
     if found is None:
         return False
     _store(state, session, edge, block, event, found, reader)
     if reader is not None:
-        state.emit(Deliver(reader.id, _descriptors(edge, block)))
+        if not event.told:
+            state.emit(Deliver(reader.id, _descriptors(edge, block)))
+        if reader.direct and block.lot is not None:
+            full = reader.pushed[(edge.edge, 0)] > state.settings.window
+            for stream in block.lot.streams:
+                if full:
+                    direct.withdraw(state, stream)
+                elif stream.direct != reader.id:
+                    direct.offer(state, stream, reader)
     return True
 
 
-def _may_be_sent(state: State, subscription: Subscription, reader: Session, count: int) -> bool:
-    return (
-        subscription.push
-        and subscription.readers == 1
-        and reader.presence is not Presence.CLOSING
-        and not reader.taking
-        and reader.pushed.get(subscription.place, 0) + count <= state.settings.window
-    )
+def _may_be_sent(state: State, subscription: Subscription, reader: Session, event: Sealed) -> bool:
+    if not subscription.push or subscription.readers != 1 or reader.presence is Presence.CLOSING or reader.taking:
+        return False
+    if event.told:
+        return True
+    return reader.pushed.get(subscription.place, 0) + len(event.members) <= state.settings.window
+
+
+def _all_told(event: Sealed, reader: Session | None) -> bool:
+    """Whether the writer told all of it to the reader."""
+    told = event.told
+    return reader is not None and len(told) == 1 and told[0] == (0, len(event.members), reader.id)
 
 
 def _plain(
@@ -84,7 +98,7 @@ def _plain(
         share = stream.shares[0]
         if share.closed or (reader is not None and (share.cursor != index or reader.bound.get(rid) is not life)):
             return None
-        if share.redo or share.redelivered_below > index:
+        if share.redo or share.ahead or share.redelivered_below > index:
             return None
         found.append(stream)
     return found
@@ -145,6 +159,7 @@ def _store(
             stream.end = index + 1
         if reader is not None:
             share = stream.shares[0]
+            share.told = index
             share.cursor = index + 1
             share.held += 1
             if member[3]:
@@ -182,15 +197,14 @@ def _descriptors(edge: EdgeState, block: Block) -> tuple[Descriptor, ...]:
     name, handle, length, offset = edge.edge, block.handle, block.length, block.data_offset
     # As Descriptor(...) makes them, without the calls.
     return tuple([
-        new(kind, (name, 0, m[0], stream.life.number, m[1], 0, m[3], handle, length, offset, place, m[5]))
+        new(kind, (name, 0, m[0], stream.life.number, m[1], 0, m[3], handle, length, offset, place, m[5], m[1] - 1))
         for place, (m, stream) in enumerate(zip(lot.members, lot.streams, strict=True))
     ])  # fmt: skip
 
 
-def whole(state: State, session: Session, span: Span) -> Lot | None:
-    """The lot that is all of this span, if the session holds it."""
-    block = holding.block_of(state, span.handle)
-    lot = block.lot if block is not None else None
+def whole(block: Block, session: Session, span: Span) -> Lot | None:
+    """The block's lot, if the span is all of it, and the session holds it."""
+    lot = block.lot
     if lot is None or lot.holder != session.id or span.reader or span.first or span.count < len(lot.members):
         return None
     return lot

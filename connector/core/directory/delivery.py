@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TypeVar
 
-from connector.core.directory import holding, lives, lots, releasing
+from connector.core.directory import direct, holding, lives, lots, releasing
 from connector.core.directory.effects import Deliver, Descriptor, Ended, StreamFailed
 from connector.core.directory.events import Claimed, Flags
 from connector.core.directory.objects import (
@@ -218,8 +218,6 @@ def _tell_rest(state: State, session: Session, stream: Stream, reader: int) -> N
 def _deliver(state: State, session: Session, chunk: Chunk, reader: int, claimed_: bool) -> Descriptor:
     stream, block, index = chunk.stream, chunk.block, chunk.index
     share = stream.shares[reader]
-    chunk.shares[reader] = next_share(ShareState.PENDING, "deliver")
-    chunk.holders[reader] = session.id
     flags = chunk.flags
     if index < share.redelivered_below:
         flags |= Flags.REDELIVERED
@@ -228,11 +226,26 @@ def _deliver(state: State, session: Session, chunk: Chunk, reader: int, claimed_
         share.redo = share.redo[1:]
     else:
         share.cursor = index + 1
-    share.held += 1
+    behind, share.told = share.told, index
+    if share.ahead:
+        direct.pass_ahead(share)
     if flags & (Flags.LAST | Flags.END_ONLY):
         share.told_end = True
         share.cursor = max(share.cursor, stream.end or 0)
-    holding.begin(session, block, 1, chunk.nbytes)
+    hand_over(state, session, chunk, reader, flags, claimed_)
+    if session.direct and stream.direct != session.id:
+        direct.offer(state, stream, session)
+    told = (
+        stream.edge, reader, stream.rid, stream.life.number, index, chunk.attempt, flags, block.handle, block.length,
+        block.data_offset, chunk.member, chunk.manifest, behind,
+    )  # fmt: skip
+    # As Descriptor(...) makes it, without the call.
+    return tuple.__new__(Descriptor, told)
+
+
+def hand_over(state: State, session: Session, chunk: Chunk, reader: int, flags: int, claimed_: bool) -> None:
+    """The session has the payload, or will have it, as this reader. It uses a credit."""
+    stream = chunk.stream
     if claimed_:
         chunk.claimed |= 1 << reader
         key = (stream.edge, reader, stream.rid)
@@ -241,16 +254,14 @@ def _deliver(state: State, session: Session, chunk: Chunk, reader: int, claimed_
         chunk.claimed &= ~(1 << reader)
         place = (stream.edge, reader)
         session.pushed[place] = session.pushed.get(place, 0) + 1
+    chunk.shares[reader] = next_share(ShareState.PENDING, "deliver")
+    chunk.holders[reader] = session.id
+    stream.shares[reader].held += 1
+    holding.begin(session, chunk.block, 1, chunk.nbytes)
     lives.bind(state, session, stream.life)
     if session.taking and not flags & Flags.END_ONLY:
         answer_takes(session, stream.edge, reader, stream.rid, 1)
-    state.tell("delivered", stream.edge, stream.rid, index, session.id)
-    told = (
-        stream.edge, reader, stream.rid, stream.life.number, index, chunk.attempt, flags, block.handle, block.length,
-        block.data_offset, chunk.member, chunk.manifest,
-    )  # fmt: skip
-    # As Descriptor(...) makes it, without the call.
-    return tuple.__new__(Descriptor, told)
+    state.tell("delivered", stream.edge, stream.rid, chunk.index, session.id)
 
 
 def return_credit(state: State, session: Session, chunk: Chunk, reader: int) -> None:
@@ -277,15 +288,17 @@ def _tell_end(state: State, session: Session, stream: Stream, reader: int) -> No
     if not share.told_end:
         share.told_end = True
         count = stream.end or 0
-        state.emit(Ended(session.id, stream.edge, reader, stream.rid, stream.life.number, count))
+        state.emit(Ended(session.id, stream.edge, reader, stream.rid, stream.life.number, count, share.told))
     lives.settle(state, stream)
 
 
 def _tell_failure(state: State, session: Session, stream: Stream, reader: int) -> None:
     """The reader has had all that came in order; the rest, behind a hole, is dropped."""
     assert stream.failure is not None
-    stream.shares[reader].closed = True
-    state.emit(StreamFailed(session.id, stream.edge, reader, stream.rid, stream.life.number, stream.failure))
+    share = stream.shares[reader]
+    share.closed = True
+    life = stream.life.number
+    state.emit(StreamFailed(session.id, stream.edge, reader, stream.rid, life, stream.failure, share.told))
     answer_takes(session, stream.edge, reader, stream.rid)
     for chunk in lots.chunks(stream):
         releasing.drop_pending(state, chunk, reader)

@@ -25,6 +25,17 @@ class Descriptor(NamedTuple):
     data_offset: int
     member: int
     manifest: bytes
+    #: The chunk before it, of this life, that the session was told of; -1: it is the first.
+    behind: int = -1
+
+
+class Way(NamedTuple):
+    """A stream's chunks may be told to this session directly; 0: not any more."""
+
+    edge: Edge
+    rid: str
+    life: int
+    session: int
 
 
 class Notice(NamedTuple):
@@ -129,6 +140,8 @@ class Ended(ToSession):
     rid: str
     life: int
     count: int
+    #: The last chunk that the session was told of, -1 for none: it is said behind that.
+    behind: int = -1
 
 
 @dataclass(slots=True)
@@ -140,6 +153,8 @@ class StreamFailed(ToSession):
     rid: str
     life: int
     error: ConnectorError
+    #: As in Ended.
+    behind: int = -1
 
 
 @dataclass(slots=True)
@@ -173,6 +188,20 @@ class DropHolds(ToSession):
     """These payloads are void; release them as soon as no view is alive."""
 
     holds: tuple[Hold, ...]
+
+
+@dataclass(slots=True)
+class Introduce(ToSession):
+    """Give the session and `other` a socket between the two."""
+
+    other: int
+
+
+@dataclass(slots=True)
+class Direct(ToSession):
+    """The session may tell others of what it puts."""
+
+    ways: tuple[Way, ...]
 
 
 @dataclass(slots=True)

@@ -32,6 +32,14 @@ class Span(NamedTuple):
     reader: int
 
 
+class Told(NamedTuple):
+    """So many members of a sealed block, from `first` on, were told to this session by the writer itself."""
+
+    first: int
+    count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody calls
+    session: int
+
+
 class Flags:
     """Bits of a member's flags."""
 
@@ -70,6 +78,8 @@ class Joined(Event):
     stage: str
     pid: int
     uid: int
+    #: It can tell others, and be told, directly.
+    direct: bool = False
 
 
 @dataclass(slots=True)
@@ -133,6 +143,7 @@ class Sealed(Event):
     handle: Handle
     data_offset: int
     members: tuple[Member, ...]
+    told: tuple[Told, ...] = ()
 
 
 @dataclass(slots=True)
@@ -185,6 +196,14 @@ class Cancelled(Event):
     """A waiting request is no longer wanted."""
 
     request: int
+
+
+@dataclass(slots=True)
+class FellBack(Event):
+    """The reader's socket was full: the writer does not tell it of these rids directly any more."""
+
+    edge: Edge
+    rids: tuple[str, ...]
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from connector.core.directory.effects import Notice
-from connector.core.directory.events import Hold, Member
+from connector.core.directory.events import Hold, Member, Span
 from connector.core.directory.transitions import BlockState, ShareState
 from connector.core.errors import ConnectorError
 from connector.core.names import Edge, Handle
@@ -74,6 +74,14 @@ class Settings:
         return self.end - self.begin
 
 
+class Early(NamedTuple):
+    """A word that came before the Seal: `take`, `release`, or `hold` of one who has said good-bye."""
+
+    session: int
+    span: Span
+    verb: str
+
+
 @dataclass(slots=True, eq=False)
 class Block:
     """An extent of the arena while it is not free."""
@@ -93,6 +101,8 @@ class Block:
     #: Its payloads by place, None for those that are gone; empty while they are a lot.
     members: list[Chunk | None] = field(default_factory=list)
     lot: Lot | None = None
+    #: While it is reserved: what readers, who were told directly, have said of it already.
+    early: list[Early] | tuple[()] = ()
     #: (payload, reader) pairs not yet released; 0 frees a sealed block.
     outstanding: int = 0
 
@@ -154,6 +164,10 @@ class Share:
 
     #: Next index never delivered to this reader.
     cursor: int = 0
+    #: Last index that its session was told of, in order; -1: none.
+    told: int = -1
+    #: Told by the writer before what is before them came through the broker; above the cursor.
+    ahead: set[int] | frozenset[int] = NOBODY
     #: Delivered once to a reader that died, to be delivered again; ascending.
     redo: list[int] | tuple[()] = ()
     #: Delivered and not released now.
@@ -197,6 +211,8 @@ class Stream:
     attempts: dict[int, int] | None = None
     #: A timer looks after payloads that nobody claims.
     watched: bool = False
+    #: Reader's session that its writer may tell directly, 0 for none.
+    direct: int = 0
 
     def was_put(self, index: int) -> bool:
         return index < self.low or index in self.above
@@ -332,6 +348,9 @@ class Session:
     uid: int
     joined: float
     heard: float
+    #: It can tell others, and be told, directly; and the sessions to which it has a socket.
+    direct: bool = False
+    peers: frozenset[int] = NOBODY
     presence: Presence = Presence.LIVE
     #: Last numbered event applied.
     applied: int = 0
@@ -366,6 +385,8 @@ class Session:
     held: int = 0
     #: Blocks kept for a look (`show`), by hold with reader -1.
     inspecting: dict[Hold, Block] = field(default_factory=dict)
+    #: What it held, when it said good-bye, of blocks that were not sealed yet.
+    early: int = 0
     #: Tensor bytes of what it holds.
     held_bytes: int = 0
     #: Pushed and not yet taken, by (edge, reader): at most `window`, so that what is left lying on one edge

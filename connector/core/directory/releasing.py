@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from connector.core.directory import alike, delivery, holding, lives, lots
+from connector.core.directory import alike, delivery, direct, holding, lives, lots
 from connector.core.directory.effects import DropHolds, FreeEntry
 from connector.core.directory.events import Flags, Hold, Released, Returned, Span, Taken
 from connector.core.directory.objects import Block, Chunk, Session, Stream
@@ -14,38 +14,51 @@ def taken(state: State, event: Taken) -> None:
     """The caller has the payloads: their credits return. What is not known was released already."""
     session = state.session(event.session)
     for span in event.spans:
-        lot = alike.whole(state, session, span)
-        if lot is not None:
-            alike.take(state, session, lot)
+        take_span(state, session, span)
+
+
+def take_span(state: State, session: Session, span: Span) -> None:
+    block = holding.block_of(state, span.handle)
+    if block is None or direct.wait_for_seal(block, session, span, "take"):
+        return
+    lot = alike.whole(block, session, span)
+    if lot is not None:
+        alike.take(state, session, lot)
+        return
+    for chunk in _held(block, session, span):
+        if chunk.shares[span.reader] is not ShareState.DELIVERED:
             continue
-        for chunk in _held(state, session, span):
-            if chunk.shares[span.reader] is not ShareState.DELIVERED:
-                continue
-            chunk.shares[span.reader] = next_share(ShareState.DELIVERED, "take")
-            stream = chunk.stream
-            lives.touched(session, stream.life)
-            state.tell("taken", stream.edge, stream.rid, chunk.index, session.id)
-            delivery.return_credit(state, session, chunk, span.reader)
+        chunk.shares[span.reader] = next_share(ShareState.DELIVERED, "take")
+        stream = chunk.stream
+        lives.touched(session, stream.life)
+        state.tell("taken", stream.edge, stream.rid, chunk.index, session.id)
+        delivery.return_credit(state, session, chunk, span.reader)
 
 
 def released(state: State, event: Released) -> None:
     """Idempotent: what is not known was released before."""
     session = state.session(event.session)
     for span in event.spans:
-        lot = alike.whole(state, session, span)
-        if lot is not None:
-            alike.release(state, session, lot)
-        elif span.reader < 0:
-            end_look(state, session, Hold(span.handle, span.first, span.reader))
-        else:
-            for chunk in _held(state, session, span):
-                release(state, session, chunk, span.reader)
+        release_span(state, session, span)
 
 
-def _held(state: State, session: Session, span: Span) -> list[Chunk]:
-    """What the session holds of the span."""
+def release_span(state: State, session: Session, span: Span) -> None:
     block = holding.block_of(state, span.handle)
-    if block is None or span.reader < 0 or (block.lot is not None and block.lot.holder != session.id):
+    if block is None or direct.wait_for_seal(block, session, span, "release"):
+        return
+    lot = alike.whole(block, session, span)
+    if lot is not None:
+        alike.release(state, session, lot)
+        return
+    for chunk in _held(block, session, span):
+        release(state, session, chunk, span.reader)
+    if session.inspecting:
+        direct.end_looks(state, session, block, span)
+
+
+def _held(block: Block, session: Session, span: Span) -> list[Chunk]:
+    """What the session holds of the span."""
+    if span.reader < 0 or (block.lot is not None and block.lot.holder != session.id):
         return []
     reader, number = span.reader, session.id
     return [
@@ -176,6 +189,8 @@ def free_if_done(state: State, block: Block) -> None:
 def _free(state: State, block: Block, verb: str) -> None:
     block.state = next_block(block.state, verb)
     state.allocator.free(block.handle)
+    if block.early:
+        direct.drop_early(state, block)
     del state.blocks[block.handle.offset]
     state.entries.append(block.entry)
     if block.edge is not None:

@@ -7,11 +7,10 @@ last `edge_guard` of the pool: a slow reader's edge fills up alone.
 
 from __future__ import annotations
 
-from connector.core.directory import deadlock
+from connector.core.directory import deadlock, releasing
 from connector.core.directory.effects import Granted, RaiseCeiling, Recall, Refused, WriteEntry
 from connector.core.directory.events import Reserve, Resynced
 from connector.core.directory.objects import Block, EdgeState, RoomWaiter, Session
-from connector.core.directory.releasing import give_back
 from connector.core.directory.state import State
 from connector.core.errors import BrokerStopping, ConnectorError, PayloadTooLarge, PoolFull
 from connector.core.layout import align_up
@@ -224,4 +223,4 @@ def resynced(state: State, event: Resynced) -> None:
     named = set(event.reserved)
     for block in list(session.reserved.values()):
         if block.handle not in named:
-            give_back(state, session, block, "return")
+            releasing.give_back(state, session, block, "return")

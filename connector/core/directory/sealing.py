@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from connector.core.directory import alike, delivery, lives, lots, releasing, unclaimed
+from connector.core.directory import alike, delivery, direct, lives, lots, releasing, unclaimed
 from connector.core.directory.effects import PutFailed, PutNoted
 from connector.core.directory.events import Flags, Member, Sealed
 from connector.core.directory.objects import Block, Chunk, EdgeState, Life, Session, Stream, with_one
@@ -49,7 +49,10 @@ def seal(state: State, event: Sealed) -> None:
     state.shelf.add(block)
     state.last_progress = state.now
     if alike.seal(state, session, edge, block, event):
+        if block.early:
+            direct.apply_early(state, block)
         return
+    told = direct.whom(event.told, block, len(event.members)) if event.told or block.early else {}
     # One pair more, so that the block is not freed before its last member has come.
     block.outstanding += 1
     for place, member in enumerate(event.members):
@@ -58,6 +61,10 @@ def seal(state: State, event: Sealed) -> None:
             _place(state, session, edge, event, block, place, member)
         except ConnectorError as error:
             _refuse(state, session, edge, event, place, error)
+        if place in told:
+            direct.has_it(state, told[place], block, place)
+    if block.early:
+        direct.apply_early(state, block)
     block.outstanding -= 1
     releasing.free_if_done(state, block)
 

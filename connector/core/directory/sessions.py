@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from connector.core.directory import aborts, delivery, holding, lives, lots, releasing, tombs
+from connector.core.directory import aborts, delivery, direct, holding, lives, lots, releasing, tombs
 from connector.core.directory.effects import Done, Expelled, Notices, Ping, Refused
-from connector.core.directory.events import Died, Heard, Hold, Joined, Left, Subscribed
-from connector.core.directory.objects import Chunk, Presence, Session, Share, Stream, Subscription, without
+from connector.core.directory.events import Died, Heard, Hold, Joined, Left, Span, Subscribed
+from connector.core.directory.objects import NOBODY, Chunk, Presence, Session, Share, Stream, Subscription, without
 from connector.core.directory.state import State
 from connector.core.directory.transitions import ShareState, next_share
 from connector.core.errors import (
@@ -26,7 +26,7 @@ MOST_NOTICES = 256
 def joined(state: State, event: Joined) -> None:
     if event.session in state.sessions:
         raise InvariantBroken("a session of this number is here already", session=event.session)
-    session = Session(event.session, event.stage, event.pid, event.uid, event.now, event.now)
+    session = Session(event.session, event.stage, event.pid, event.uid, event.now, event.now, event.direct)
     session.seen = session.notified = state.number
     state.sessions[event.session] = session
     state.counters["sessions_joined"] += 1
@@ -147,6 +147,10 @@ def left(state: State, event: Left) -> None:
     """A client closes. What it has not taken goes back; views that are alive are released one by one."""
     session = state.session(event.session)
     held = set(event.held)
+    for hold in event.held:
+        block = holding.block_of(state, hold.handle)
+        if block is not None:
+            direct.wait_for_seal(block, session, Span(hold.handle, hold.member, 1, hold.reader), "hold")
     _end_writing(state, session, "the writer closed its session before END")
     _give_back_reserved(state, session, "return")
     _end_reading(state, session, held, "the reader closed its session in the middle of the stream")
@@ -158,7 +162,7 @@ def left(state: State, event: Left) -> None:
 
 def expel_if_done(state: State, session: Session) -> None:
     """A closing session goes with its last view."""
-    holds = bool(session.held or session.inspecting)
+    holds = bool(session.held or session.inspecting or session.early)
     if session.presence is Presence.CLOSING and not holds and session.id in state.sessions:
         _forget(state, session)
 
@@ -178,6 +182,9 @@ def died(state: State, event: Died) -> None:
 
 def _forget(state: State, session: Session) -> None:
     del state.sessions[session.id]
+    for number in session.peers:
+        if number in state.sessions:
+            state.sessions[number].peers = without(state.sessions[number].peers, session.id)
     state.closing.discard(session.id)
     state.unheard.discard(session.id)
     state.emit(Expelled(session.id, session.applied))
@@ -262,7 +269,8 @@ def _end_share(
         # It has all of the stream: views of it are alive, and released one by one.
         return
     hole = min((chunk.index for chunk in chunks if chunk.void), default=share.cursor)
-    again = [chunk for chunk in chunks if chunk.index < hole]
+    # What was told ahead of the cursor is sent again when its turn comes.
+    again = [chunk for chunk in chunks if chunk.index < hole or hole == share.cursor]
     if (share.released_any or lasting) and not subscription.resume:
         error = ReaderDied(
             why, rid=stream.rid, edge=str(stream.edge), reader=reader, stage=session.stage, pid=session.pid
@@ -281,7 +289,8 @@ def _end_share(
     share.redelivered_below = max(share.redelivered_below, share.cursor)
     # What was voided is a hole: whoever comes next is told the failure there, and no END.
     share.cursor = hole
-    share.redo = sorted({chunk.index for chunk in again} | set(share.redo))
+    share.redo = sorted({chunk.index for chunk in again if chunk.index < hole} | set(share.redo))
+    direct.forget_reader(stream, share)
     share.told_end = False
 
 
@@ -289,5 +298,6 @@ def _start_over(state: State, stream: Stream, reader: int) -> None:
     """Nothing is left for this reader but the failure, which whoever comes as it next is told."""
     share: Share = stream.shares[reader]
     share.cursor, share.redo, share.told_end = 0, (), False
+    share.told, share.ahead = -1, NOBODY
     for chunk in lots.chunks(stream):
         releasing.drop_pending(state, chunk, reader)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from connector.core.allocator import Allocator
-from connector.core.directory.effects import Effect, Log
+from connector.core.directory.effects import Effect, Log, Way
 from connector.core.directory.events import Member
 from connector.core.directory.objects import (
     Block,
@@ -123,6 +123,8 @@ class State:
         #: Edges with something to send, and edges or rooms to look at before the event ends.
         self.touched: dict[tuple[Edge, int], None] = {}
         self.room_changed = False
+        #: Direct ways that were offered in this event, by writer.
+        self.ways: dict[int, list[Way]] = {}
         #: Sessions were asked to give back what they reserved ahead.
         self.recalling = False
         self._story = Story(settings.story)

@@ -1,0 +1,62 @@
+"""Sockets between two sessions: what a writer tells a reader directly.
+
+The broker makes them and hands each end over. A packet is a frame with one Deliver; nothing else goes over them.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections import deque
+from typing import NamedTuple
+
+from connector.client.lifeline import ONE_FRAME
+from connector.wire.order import most_bytes
+
+
+class Pair:
+    """One end. `session`: the number of the other's."""
+
+    def __init__(self, session: int, stream: socket.socket) -> None:
+        stream.setblocking(False)
+        self.session = session
+        self.stream = stream
+        #: Largest frame to send, in bytes.
+        self.most = most_bytes(stream.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+        self.came: deque[bytes] = deque()
+        #: The other's end is closed, or this one.
+        self.ended = False
+        self._receive = stream.recv
+
+    def send(self, frame: bytes) -> bool:
+        """False if it did not go: the reader reads too slowly for more, or it is gone (`ended`)."""
+        try:
+            self.stream.send(frame)
+        except OSError as error:
+            self.ended = error.errno not in (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM)
+            return False
+        return True
+
+    def receive(self) -> None:
+        """The next packet into `came`, if there is one; see Lifeline.receive_into."""
+        try:
+            self.came.extend(map(self._receive, ONE_FRAME))
+        except BlockingIOError:
+            return
+        except OSError:
+            self.ended = True
+            return
+        if self.came and not self.came[-1]:
+            self.came.pop()
+            self.ended = True
+
+    def close(self) -> None:
+        self.ended = True
+        self.stream.close()
+
+
+class Way(NamedTuple):
+    """A stream's chunks, in this life, may be told over this pair."""
+
+    pair: Pair
+    life: int
