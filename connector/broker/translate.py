@@ -41,7 +41,7 @@ TO_MESSAGE: dict[type[ef.Effect], Callable[[Any], msg.Message]] = {
     ef.Done: lambda e: msg.Answer(e.request, e.facts),
     ef.Shown: lambda e: msg.Shown(e.request, e.descriptor),
     ef.Ended: lambda e: msg.Ended(e.edge, e.reader, e.rid, e.life, e.count, e.behind),
-    ef.StreamFailed: lambda e: msg.StreamFailed(e.edge, e.reader, e.rid, e.life, e.error, e.behind),
+    ef.StreamFailed: lambda e: msg.StreamFailed(e.edge, e.reader, e.rid, e.life, e.error, e.behind, e.applied),
     ef.PutFailed: lambda e: msg.PutFailed(e.number, e.member, e.error),
     ef.PutNoted: lambda e: msg.PutNoted(e.number, e.member, e.outcome),
     ef.Notices: lambda e: msg.Notices(e.notices, e.lost),

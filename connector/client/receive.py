@@ -93,7 +93,7 @@ def _ended(session: Session, message: msg.Ended) -> None:
 def _stream_failed(session: Session, message: msg.StreamFailed) -> None:
     """To the writer: every put from now on raises it. To the reader: behind what came in order."""
     if message.reader < 0:
-        if not session.reopened(message.rid, session.applied):
+        if not session.reopened(message.rid, message.applied):
             session.outgoing.poison(message.edge, message.rid, message.error)
         return
     channel = session.channels.get((message.edge, message.reader))
@@ -178,9 +178,9 @@ def _peer(session: Session, message: msg.Peer) -> None:
 
 def _direct(session: Session, message: msg.Direct) -> None:
     """Streams whose reader may be told directly, or not any more. What was said of a former use is nothing to this."""
-    for edge, rid, life, number in message.ways:
+    for edge, rid, life, number, applied in message.ways:
         stream = session.outgoing.streams.get((edge, rid))
-        if stream is not None and not session.reopened(rid, session.applied):
+        if stream is not None and not session.reopened(rid, applied):
             pair = session.pairs.get(number)
             stream.way = Way(pair, life) if pair is not None else None
 

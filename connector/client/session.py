@@ -84,8 +84,6 @@ class Session:
         self.introduced: deque[Pair] = deque()
         self.passed: deque[socket.socket] = deque()
         self.seen = 0
-        #: Numbered messages that the broker had applied when it sent what is being received.
-        self.applied = 0
         self.number = 0
         self.arena: Arena | None = None
         #: The same pages without write access, for takes, if so asked.
@@ -190,7 +188,6 @@ class Session:
     def receive(self, envelope: Envelope) -> None:
         """All that the broker says, in order; its acknowledgement last."""
         with self.lock:
-            self.applied = envelope.counter
             for message in envelope.messages:
                 receive.HANDLERS[type(message)](self, message)
             self.outgoing.acknowledge(envelope.counter)

@@ -209,7 +209,7 @@ DESCRIPTOR = struct(
     MANIFEST,
     BEHIND,
 )
-WAY = struct(Way, EDGE, RID, WORD, WORD)
+WAY = struct(Way, EDGE, RID, WORD, WORD, WORD)
 TOLD = struct(Told, number(0, MAX_MEMBER), number(1, MAX_MEMBER + 1), WORD)
 SLOT = struct(Slot, text(MAX_KEY_BYTES), short(MAX_DTYPE_BYTES), many(WORD, MAX_DIMS), WORD, WORD)
 NOTICE = struct(Notice, WORD, RID, text(MAX_TEXT), WORD, WORD, many(EDGE, 64))

@@ -78,13 +78,14 @@ class StreamFailed(Message):
     """`reader` -1: said to the writer."""
 
     code = 71
-    checks = (hot.edge, f.number(-1, MAX_READERS - 1), f.RID, f.WORD, f.ERROR, f.BEHIND)
+    checks = (hot.edge, f.number(-1, MAX_READERS - 1), f.RID, f.WORD, f.ERROR, f.BEHIND, f.WORD)
     edge: Edge
     reader: int
     rid: str
     life: int
     error: ConnectorError
     behind: int = -1
+    applied: int = 0
 
 
 @dataclass(slots=True)

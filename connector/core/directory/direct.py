@@ -33,7 +33,7 @@ def offer(state: State, stream: Stream, reader: Session) -> None:
         writer.peers = with_one(writer.peers, reader.id)
         reader.peers = with_one(reader.peers, writer.id)
         state.emit(Introduce(writer.id, reader.id))
-    state.ways.setdefault(writer.id, []).append(Way(stream.edge, stream.rid, stream.life.number, reader.id))
+    state.ways.setdefault(writer.id, []).append(_way(stream, writer, reader.id))
 
 
 def withdraw(state: State, stream: Stream) -> None:
@@ -41,7 +41,11 @@ def withdraw(state: State, stream: Stream) -> None:
     if stream.direct:
         stream.direct = 0
         for number in stream.writers:
-            state.ways.setdefault(number, []).append(Way(stream.edge, stream.rid, stream.life.number, 0))
+            state.ways.setdefault(number, []).append(_way(stream, state.session(number), 0))
+
+
+def _way(stream: Stream, writer: Session, reader: int) -> Way:
+    return Way(stream.edge, stream.rid, stream.life.number, reader, writer.applied)
 
 
 def say_ways(state: State) -> None:

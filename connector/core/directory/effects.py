@@ -30,12 +30,13 @@ class Descriptor(NamedTuple):
 
 
 class Way(NamedTuple):
-    """A stream's chunks may be told to this session directly; 0: not any more."""
+    """A stream's chunks may be told to this session directly; 0: not any more. `applied`: as in Notice."""
 
     edge: Edge
     rid: str
     life: int
     session: int
+    applied: int
 
 
 class Notice(NamedTuple):
@@ -153,8 +154,9 @@ class StreamFailed(ToSession):
     rid: str
     life: int
     error: ConnectorError
-    #: As in Ended.
+    #: As in Ended, and, to the writer, as in Notice.
     behind: int = -1
+    applied: int = 0
 
 
 @dataclass(slots=True)

@@ -134,7 +134,8 @@ def fail_stream(state: State, stream: Stream, error: ConnectorError) -> None:
     state.tell("failed", stream.edge, stream.rid, stream.low, 0, type(error).__name__)
     state.log("warning", "stream failed", edge=str(stream.edge), rid=stream.rid, error=str(error))
     for writer in sorted(stream.writers):
-        state.emit(StreamFailed(writer, stream.edge, -1, stream.rid, stream.life.number, error))
+        applied = state.session(writer).applied
+        state.emit(StreamFailed(writer, stream.edge, -1, stream.rid, stream.life.number, error, applied=applied))
     room.refuse_waiters(state, state.edge(stream.edge), stream.rid, error, stream.writers)
     delivery.touch(state, stream)
     unclaimed.watch(state, stream)
