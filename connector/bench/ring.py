@@ -9,6 +9,7 @@ stay in a large cache, at several times the speed that any hand-over could have.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -96,7 +97,7 @@ class _Writer(_Ring):
     def acked(self, count: int) -> None:
         return
 
-    def close(self) -> None:
+    def close(self, given_up: bool = False) -> None:
         return
 
 
@@ -115,8 +116,13 @@ class _Reader(_Ring):
             found[key] = flat if len(shape) == 1 else flat.view(shape)
         return [found]
 
-    def close(self) -> None:
-        return
+    def close(self, given_up: bool = False) -> None:
+        """The writer may never have come to do it."""
+        if given_up:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+            with contextlib.suppress(posix_ipc.ExistentialError):
+                self._semaphore.unlink()
 
 
 def _nbytes(shape: tuple[int, ...], dtype: str) -> int:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 
 import connector
+from connector.bench.clocks import cpu_of
 from connector.bench.figures import quantile
-from connector.bench.pair import cpu_of
 
 #: Live payloads at which the cost of a chunk is measured.
 STEPS = (10, 1000, 10_000, 100_000)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from connector.bench import job, pair, report
+from connector.bench import clocks, job, report
 from connector.bench.payloads import Maker, WrongBytes
 from connector.bench.workloads import WORKLOADS
 
@@ -115,6 +115,6 @@ def test_growth_and_idleness_are_measured() -> None:
 
 
 def test_the_clock_of_a_process_goes_on_with_its_work() -> None:
-    before = pair.cpu_of(os.getpid())
+    before = clocks.cpu_of(os.getpid())
     sum(range(100_000))
-    assert pair.cpu_of(os.getpid()) > before
+    assert clocks.cpu_of(os.getpid()) > before
