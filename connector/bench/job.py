@@ -32,7 +32,7 @@ class Length(NamedTuple):
 
 QUICK = Length(
     5,
-    {"chunk": 100, "sustained": 1000, "sustained16": 1000, "step": 64 * 10, "pipeline": 1000, "prefill": 15, "large": 3},
+    dict(chunk=100, sustained=1000, sustained16=1000, step=64 * 10, pipeline=1000, prefill=15, large=3),
     (10, 100_000),
     2.0,
     # No ratio is made of these, and they take a third of the time.
@@ -40,7 +40,7 @@ QUICK = Length(
 )
 FULL = Length(
     9,
-    {"chunk": 400, "sustained": 4000, "sustained16": 4000, "step": 64 * 60, "pipeline": 4000, "prefill": 40, "large": 6},
+    dict(chunk=400, sustained=4000, sustained16=4000, step=64 * 60, pipeline=4000, prefill=40, large=6),
     standing.STEPS,
     10.0,
 )
