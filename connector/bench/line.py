@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -49,6 +50,8 @@ class Line:
     def __init__(self, folder: str, endpoint: str, broker_pid: int, where: Mapping[str, str]) -> None:
         self._folder, self._endpoint, self._broker = folder, endpoint, broker_pid
         self._where = dict(where)
+        #: What all names in shared memory begin with, or have in them.
+        self._prefix = f"bench-{os.getpid()}-"
         self._stages: dict[str, tuple[Connection, BaseProcess]] = {}
 
     def __enter__(self) -> Line:
@@ -65,7 +68,7 @@ class Line:
         roles = ROLES if WORKLOADS[workload].hops > 1 else (ROLES[0], ROLES[-1])
         for role in roles:
             self._start(role)
-        name = f"{os.getpid()}-{next(_names)}-{system}"
+        name = f"{self._prefix}{next(_names)}-{system}"
         links = [
             Place(self._folder, f"{name}-{number}", self._endpoint, *(f"bench-{role}" for role in ends))
             for number, ends in enumerate(itertools.pairwise(roles))
@@ -138,3 +141,6 @@ class Line:
             if process.is_alive():
                 process.kill()
                 process.join()
+        # What a killed stage, or a system that keeps something for its next user, has left.
+        for left in Path("/dev/shm").glob(f"*{self._prefix}*"):
+            left.unlink(missing_ok=True)

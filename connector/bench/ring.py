@@ -40,7 +40,7 @@ class _Ring:
         nbytes = sum(_nbytes(shape, dtype) for shape, dtype in workload.shapes.values())
         self._slots = workload.window + 1
         self._slot = HEAD + -(-nbytes // 4096) * 4096 + 4096
-        self._path = f"/dev/shm/bench-{place.name}"
+        self._path = f"/dev/shm/{place.name}"
         size = self._slots * self._slot
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -49,7 +49,7 @@ class _Ring:
         finally:
             os.close(fd)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self._semaphore = posix_ipc.Semaphore(f"/bench-{place.name}", posix_ipc.O_CREAT, initial_value=0)
+        self._semaphore = posix_ipc.Semaphore(f"/{place.name}", posix_ipc.O_CREAT, initial_value=0)
         # Warm: every page is there before it is used.
         if self._map[:: mmap.PAGESIZE].count(1):
             raise RuntimeError("the ring is not new")

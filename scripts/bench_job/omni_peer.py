@@ -39,7 +39,7 @@ class Request(NamedTuple):
 
 class _Side:
     def __init__(self, place: Place, workload: Workload, stage: int) -> None:
-        self._name = f"bench{place.name}"
+        self._name = place.name
         self._connector = SharedMemoryConnector({"stage_id": stage})
         #: Next chunk of each stream.
         self._next = [0] * workload.streams
