@@ -30,17 +30,22 @@ class Length(NamedTuple):
     without: Mapping[str, tuple[str, ...]] = {}
 
 
+def _counts(chunk: int, sustained: int, step: int, prefill: int, large: int) -> Mapping[str, int]:
+    fast = {"sustained": sustained, "sustained16": sustained, "step": step, "pipeline": sustained}
+    return {"chunk": chunk, **fast, "prefill": prefill, "large": large}
+
+
 QUICK = Length(
     5,
-    dict(chunk=100, sustained=1000, sustained16=1000, step=64 * 10, pipeline=1000, prefill=15, large=3),
+    _counts(100, 1000, 64 * 10, 15, 3),
     (10, 100_000),
     2.0,
     # No ratio is made of these, and they take a third of the time.
     {"large": ("ring_sem", "zmq_hop")},
 )
 FULL = Length(
-    9,
-    dict(chunk=400, sustained=4000, sustained16=4000, step=64 * 60, pipeline=4000, prefill=40, large=6),
+    7,
+    _counts(400, 2000, 64 * 30, 40, 6),
     standing.STEPS,
     10.0,
 )

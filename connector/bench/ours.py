@@ -97,6 +97,8 @@ class _Reader(_End):
 
 
 class _Connector:
+    stays = True
+
     def __init__(self) -> None:
         self._node: connector.Node | None = None
 
@@ -115,6 +117,7 @@ class _Connector:
     def leave(self) -> None:
         if self._node is not None:
             self._node.close()
+            self._node = None
 
 
 def _warm() -> None:

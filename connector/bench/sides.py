@@ -72,7 +72,7 @@ def serve(role: str, where: dict[str, str], folder: str, commands: Connection) -
             try:
                 if name not in systems:
                     systems[name] = load(where[name])
-                answer: tuple[str, Any] = ("done", _run(systems[name], *rest, commands))
+                answer: tuple[str, Any] = ("done", _one(systems[name], *rest, commands))
             except ImportError as error:
                 answer = ("missing", str(error))
             except _Off:
@@ -85,6 +85,14 @@ def serve(role: str, where: dict[str, str], folder: str, commands: Connection) -
         shutil.rmtree(folder, ignore_errors=True)
     finally:
         for system in systems.values():
+            system.leave()
+
+
+def _one(system: System, *command: Any) -> Written | Passed | Got:
+    try:
+        return _run(system, *command)
+    finally:
+        if not system.stays:
             system.leave()
 
 

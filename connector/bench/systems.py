@@ -50,10 +50,13 @@ class System(Protocol):
     """Opens both sides, the reader first. One object serves one process, run after run; a stage in the middle opens
     a reader of one hop and a writer of the next."""
 
+    #: Whether it goes on between runs. A server that is there for one system must not run beside another.
+    stays: bool
+
     def writer(self, place: Place, workload: Workload) -> Writer: ...
     def reader(self, place: Place, workload: Workload) -> Reader: ...
     def leave(self) -> None:
-        """No run comes any more in this process."""
+        """No run comes any more in this process, or, unless it `stays`, one has ended. May be called again."""
 
 
 class TwoSides(NamedTuple):
@@ -61,6 +64,7 @@ class TwoSides(NamedTuple):
 
     writer: Callable[[Place, Workload], Writer]
     reader: Callable[[Place, Workload], Reader]
+    stays: bool = True
 
     def leave(self) -> None:
         return

@@ -87,7 +87,5 @@ class _Reader(_Side):
             self._queue_.close()
 
 
-DESCRIPTORS = TwoSides(
-    partial(_Writer, strategy="file_descriptor"), partial(_Reader, strategy="file_descriptor")
-)
+DESCRIPTORS = TwoSides(partial(_Writer, strategy="file_descriptor"), partial(_Reader, strategy="file_descriptor"))
 FILES = TwoSides(partial(_Writer, strategy="file_system"), partial(_Reader, strategy="file_system"))

@@ -33,6 +33,8 @@ def result() -> Iterator[job.Result]:
 
 
 class _Absent:
+    stays = True
+
     def writer(self, place: object, workload: object) -> Any:
         raise ImportError("pip install something")
 
