@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing as mp
 import os
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -14,7 +16,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from connector.bench import sides
-from connector.bench.clocks import cpu_of
+from connector.bench.clocks import cpu_of, descendants
 from connector.bench.systems import Place
 from connector.bench.workloads import WORKLOADS
 
@@ -127,20 +129,31 @@ class Line:
 
     def close(self, given_up: bool = False) -> None:
         """End the processes. `given_up`: in the middle of a run, which they leave as well as they can."""
-        for pipe, process in self._stages.values():
-            if given_up:
-                process.terminate()
-                continue
-            try:
-                pipe.send(None)
-            except OSError:
-                continue
+        for pipe, _ in self._stages.values():
+            # One that has ended has closed its end.
+            with contextlib.suppress(OSError):
+                if not given_up:
+                    pipe.send(None)
         until = time.monotonic() + GRACE
         for _, process in self._stages.values():
-            process.join(max(until - time.monotonic(), 0.0))
-            if process.is_alive():
-                process.kill()
-                process.join()
+            while process.is_alive() and time.monotonic() < until:
+                if given_up:
+                    # Again and again: what it raises is lost where it meets a finaliser. A stage heeds the first.
+                    process.terminate()
+                process.join(1.0)
+            _kill(process)
         # What a killed stage, or a system that keeps something for its next user, has left.
         for left in Path("/dev/shm").glob(f"*{self._prefix}*"):
             left.unlink(missing_ok=True)
+
+
+def _kill(process: BaseProcess) -> None:
+    """With all that it has started."""
+    if process.pid is None or not process.is_alive():
+        return
+    started = list(descendants(process.pid))
+    process.kill()
+    process.join()
+    for pid in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

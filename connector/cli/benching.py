@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from pathlib import Path
 
 import click
@@ -42,6 +44,8 @@ def bench(
     from connector.bench import job, report
     from connector.bench.workloads import WORKLOADS
 
+    # As after Ctrl-C, what was begun is cleared away.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if unknown := set(only) - set(WORKLOADS):
         raise UsageError("no such workload", workload=min(unknown), known=", ".join(WORKLOADS))
     stored = json.loads(limits.read_text()) if limits else None

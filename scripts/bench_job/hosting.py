@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import fcntl
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
+
+from connector.bench.clocks import descendants
+
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 class Hosted:
@@ -15,6 +22,7 @@ class Hosted:
         self._address = Path(folder, f"{name}.address")
         self._lock = os.open(Path(folder, f"{name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
         self.host = False
+        self._before: set[int] = set()
 
     def join(self, start: Callable[[], str]) -> str:
         """Where the server is, which `start` has begun unless another stage has."""
@@ -23,13 +31,20 @@ class Hosted:
             fcntl.flock(self._lock, fcntl.LOCK_SH)
         else:
             self.host = True
+            # What outlives the server that it belongs to becomes this process's own child.
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            self._before = set(descendants(os.getpid()))
             self._address.write_text(start())
         return self._address.read_text()
 
-    def leave(self) -> bool:
-        """True in the stage that has to end the server: all others have left."""
+    def leave(self, end: Callable[[], None]) -> None:
+        """In the stage that has started the server, when all others have left, `end` it, and what it has left."""
         if self.host:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             self._address.unlink(missing_ok=True)
+            end()
+            for pid in set(descendants(os.getpid())) - self._before:
+                with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
         os.close(self._lock)
-        return self.host

@@ -235,10 +235,12 @@ class _Mooncake:
         if self._store is not None:
             self._store.close()
         if self._hosted is not None:
-            self._hosted.leave()
+            self._hosted.leave(self._end)
+        self._store = self._hosted = self._master = None
+
+    def _end(self) -> None:
         if self._master is not None:
             self._master.end()
-        self._store = self._hosted = self._master = None
 
 
 @cache

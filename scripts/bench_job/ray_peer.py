@@ -8,9 +8,12 @@ Tensors go as NumPy arrays, which Ray's store keeps without a copy at the reader
 from __future__ import annotations
 
 import os
+import secrets
 import signal
+import tempfile
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,8 +25,12 @@ from connector.bench.workloads import Workload
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-# It listens on the loopback interface alone, for as long as the run takes.
-os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+# It can be reached from other machines, so that only those get in who have the token; the stages open one after
+# another, and their temporary folder is the run's.
+_token = Path(tempfile.gettempdir(), "ray.token")
+if not _token.exists():
+    _token.write_text(secrets.token_hex(32))
+os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN_PATH"] = "token", str(_token)
 try:
     import ray
     from ray.util.queue import Queue
@@ -117,15 +124,14 @@ class _Ray:
             return
         if ray.is_initialized() and not self._hosted.host:
             ray.shutdown()
-        if self._hosted.leave():
-            ray.shutdown()
+        self._hosted.leave(ray.shutdown)
         self._hosted = None
 
 
 def _start(folder: str) -> str:
     context = ray.init(
-        num_cpus=2, object_store_memory=STORE, include_dashboard=False, namespace=_SPACE, logging_level="ERROR",
-        log_to_driver=False, _temp_dir=f"{folder}/ray", _node_ip_address="127.0.0.1",
+        num_cpus=2, object_store_memory=STORE, include_dashboard=False, namespace=_SPACE,
+        logging_level="ERROR", log_to_driver=False, _temp_dir=f"{folder}/ray",
     )  # fmt: skip
     address: str = context.address_info["gcs_address"]
     return address
