@@ -63,10 +63,11 @@ class Result(NamedTuple):
 
 def run(
     length: Length, others: Mapping[str, str], only: Sequence[str], stored: Mapping[str, float] | None,
-    say: Callable[[str], None],
+    say: Callable[[str], None], endpoint: str | None = None,
 ) -> Result:  # fmt: skip
     """Measure. `others`: more systems, by name. `only`: these workloads, and no growth or idleness. `stored`: limits to
-    compare with; the project's own if None.
+    compare with; the project's own if None. `endpoint`: run directory of a broker that serves others, too; growth and
+    idleness are then left out, which need one of their own.
 
     Raises line.Failed if a stage met an error, and the connector's errors.
     """
@@ -76,12 +77,13 @@ def run(
         for name, count in length.counts.items()
         if not only or name in only
     ]
-    measured = measure(entries, length.rounds, {**OWN, **others}, POOL, say)
+    broker = {"endpoint": endpoint} if endpoint else {"embedded": True, "pool": POOL}
+    measured = measure(entries, length.rounds, {**OWN, **others}, broker, say)
     found = ratios(measured.rows, RULES)
     for name, value in _steps(measured.rows):
         found[name] = value
     grown: list[standing.Grown] = []
-    if not only:
+    if not only and endpoint is None:
         grown = standing.growth(length.live, 300, POOL, say)
         found |= _standing(grown, length.idle)
     far = far_off(limits(measured.rows), STORED if stored is None else stored)

@@ -135,12 +135,14 @@ class Line:
                 if not given_up:
                     pipe.send(None)
         until = time.monotonic() + GRACE
-        for _, process in self._stages.values():
-            while process.is_alive() and time.monotonic() < until:
-                if given_up:
-                    # Again and again: what it raises is lost where it meets a finaliser. A stage heeds the first.
+        processes = [process for _, process in self._stages.values()]
+        while (alive := [one for one in processes if one.is_alive()]) and time.monotonic() < until:
+            if given_up:
+                # Again and again: what it raises is lost where it meets a finaliser. A stage heeds the first.
+                for process in alive:
                     process.terminate()
-                process.join(1.0)
+            alive[0].join(1.0)
+        for process in processes:
             _kill(process)
         # What a killed stage, or a system that keeps something for its next user, has left.
         for left in Path("/dev/shm").glob(f"*{self._prefix}*"):

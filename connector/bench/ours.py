@@ -13,8 +13,8 @@ from connector.bench.payloads import Tensors
 from connector.bench.systems import Place
 from connector.bench.workloads import Workload
 
-#: Seconds without a payload after which a run is given up.
-PATIENCE = 30.0
+#: Seconds without a payload after which a run is given up: longer than a put waits for room, which says more.
+PATIENCE = 60.0
 GIVEN_UP = "the benchmark was given up"
 
 
@@ -80,7 +80,7 @@ class _Reader(_End):
 
     def _wait(self) -> None:
         if not self._edge.wait(PATIENCE):
-            raise TimeoutError(f"nothing has come for {PATIENCE} s")
+            raise connector.errors.NotYet("no payload has come", edge=repr(self._edge), seconds=PATIENCE)
 
     def _poll(self) -> list[Tensors]:
         found = self._edge.poll()

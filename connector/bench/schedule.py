@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import connector
 from connector.bench.figures import Row, quantile, settled
@@ -27,17 +27,22 @@ class Measured(NamedTuple):
 
 
 def measure(
-    entries: Sequence[Entry], rounds: int, where: Mapping[str, str], pool: str, say: Callable[[str], None]
+    entries: Sequence[Entry],
+    rounds: int,
+    where: Mapping[str, str],
+    broker: Mapping[str, Any],
+    say: Callable[[str], None],
 ) -> Measured:
-    """Run all entries `rounds` times, interleaved, with a private broker. `say` hears of each round.
+    """Run all entries `rounds` times, interleaved. `broker`: what connects to it, a private one or a running one.
+    `say` hears of each round.
 
-    Raises line.Failed if a stage met an error; nothing is left behind.
+    Raises line.Failed if a stage met an error, and the connector's errors; nothing is left behind.
     """
     rows: list[Row] = []
     missing: dict[str, str] = {}
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
-        connector.connect(stage="bench", embedded=True, pool=pool) as node,
+        connector.connect(stage="bench", **broker) as node,
         Line(folder, node.endpoint, int(node.status()["pid"]), where) as line,
     ):
         for number in range(rounds):

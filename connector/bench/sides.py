@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import random
 import shutil
@@ -26,6 +27,7 @@ from connector.bench.workloads import WORKLOADS, Workload
 
 #: One byte a payload that was read; what a reader writes and its writer waits for.
 ACK = b"a"
+_PR_SET_PDEATHSIG = 1
 
 
 class Written(NamedTuple):
@@ -63,6 +65,8 @@ def serve(role: str, where: dict[str, str], folder: str, commands: Connection) -
     # Ctrl-C reaches all of a terminal's processes; the parent says what that means for this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _give_up)
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     # What a system makes for a while goes with the folder, whatever becomes of this process.
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     systems: dict[str, System] = {}
@@ -80,12 +84,12 @@ def serve(role: str, where: dict[str, str], folder: str, commands: Connection) -
             except connector.ConnectorError as error:
                 answer = ("failed", error)
             commands.send(answer)
-    except (EOFError, BrokenPipeError):
-        # The parent is dead; it would have removed the folder.
-        shutil.rmtree(folder, ignore_errors=True)
     finally:
         for system in systems.values():
             system.leave()
+        if os.getppid() != parent:
+            # It was killed, and cannot remove the folder any more.
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _one(system: System, *command: Any) -> Written | Passed | Got:
@@ -136,12 +140,12 @@ def _end(open_end: Any, place: Place, workload: Workload) -> Iterator[tuple[Any,
     acks = os.open(pipe, os.O_RDWR)
     try:
         end = open_end(place, workload)
+        whole = False
         try:
             yield end, acks
-        except BaseException:
-            end.close(given_up=True)
-            raise
-        end.close()
+            whole = True
+        finally:
+            end.close(given_up=not whole)
     finally:
         os.close(acks)
 
