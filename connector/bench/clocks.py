@@ -1,4 +1,4 @@
-"""Processor time of processes, by the kernel's clocks of them: all threads, ended ones too."""
+"""What processes use: processor time by the kernel's clocks of them (all threads, ended ones too), and memory."""
 
 from __future__ import annotations
 
@@ -34,3 +34,11 @@ def descendants(pid: int) -> Iterator[int]:
             for child in task.read_text().split():
                 yield int(child)
                 yield from descendants(int(child))
+
+
+def private_bytes(pid: int) -> int:
+    """Memory of a process that is its own alone: not the mapped pool."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("this kernel does not tell RssAnon")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from connector.bench import standing
+from connector.bench import growth, standing
 from connector.bench.figures import Ratio, Row, far_off, ratios, spread
 from connector.bench.rules import RULES, STORED
 from connector.bench.schedule import Entry, measure
@@ -20,7 +20,8 @@ POOL = "1GiB"
 
 
 class Length(NamedTuple):
-    """How much is measured: rounds, payloads of each workload a round, live payloads, seconds of idleness."""
+    """How much is measured: rounds, payloads of each workload a round, live payloads, seconds of idleness, sessions
+    and sizes of the pool in MiB."""
 
     rounds: int
     counts: Mapping[str, int]
@@ -28,6 +29,8 @@ class Length(NamedTuple):
     idle: float
     #: Limits that are not measured under a workload.
     without: Mapping[str, tuple[str, ...]] = {}
+    sessions: tuple[int, ...] = ()
+    pools: tuple[int, ...] = ()
 
 
 def _counts(chunk: int, sustained: int, step: int, prefill: int, large: int) -> Mapping[str, int]:
@@ -46,18 +49,24 @@ QUICK = Length(
 FULL = Length(
     7,
     _counts(400, 2000, 64 * 30, 40, 6),
-    standing.STEPS,
+    (10, 100, 1000, 10_000, 100_000),
     10.0,
+    sessions=(1, 4, 16, 64),
+    pools=(64, 256, 1024, 4096, 8192),
 )
+#: Chunks at each point of a growth.
+CHUNKS = 300
 
 
 class Result(NamedTuple):
     rows: list[Row]
-    grown: list[standing.Grown]
+    grown: list[growth.Grown]
     ratios: dict[str, Ratio]
     #: Limits that lie too far from the stored ones: the run is void.
     void: dict[str, tuple[float, float]]
     missing: dict[str, str]
+    #: What else is to be said.
+    notes: list[str]
     machine: dict[str, Any]
 
 
@@ -82,12 +91,22 @@ def run(
     found = ratios(measured.rows, RULES)
     for name, value in _steps(measured.rows):
         found[name] = value
-    grown: list[standing.Grown] = []
-    if not only and endpoint is None:
-        grown = standing.growth(length.live, 300, POOL, say)
+    grown: list[growth.Grown] = []
+    notes: list[str] = []
+    if endpoint is not None:
+        notes.append(f"through the broker of {endpoint}: no growth, no idleness")
+    elif not only:
+        grown, notes = _grown(length, say)
         found |= _standing(grown, length.idle)
     far = far_off(limits(measured.rows), STORED if stored is None else stored)
-    return Result(measured.rows, grown, found, far, measured.missing, machine())
+    return Result(measured.rows, grown, found, far, measured.missing, notes, machine())
+
+
+def _grown(length: Length, say: Callable[[str], None]) -> tuple[list[growth.Grown], list[str]]:
+    live = growth.over_live(length.live, CHUNKS, POOL, say)
+    sessions = growth.over_sessions(length.sessions, CHUNKS, POOL, say)
+    pools, notes = growth.over_pools(length.pools, CHUNKS, say)
+    return [*live, *sessions, *pools], notes
 
 
 def _fits(system: str, workload: str, length: Length) -> bool:
@@ -102,10 +121,11 @@ def _steps(rows: Sequence[Row]) -> list[tuple[str, Ratio]]:
     return [(name, spread(name, values))] if values else []
 
 
-def _standing(grown: Sequence[standing.Grown], seconds: float) -> dict[str, Ratio]:
+def _standing(grown: Sequence[growth.Grown], seconds: float) -> dict[str, Ratio]:
+    live = [row for row in grown if row.axis == "live"]
     values = {
-        "growth_broker_cpu_100k_vs_10": grown[-1].broker_cpu_us / grown[0].broker_cpu_us,
-        "broker_bytes_per_live_payload": grown[-1].broker_bytes,
+        "growth_broker_cpu_100k_vs_10": live[-1].broker_cpu_us / live[0].broker_cpu_us,
+        "broker_bytes_per_live_payload": live[-1].broker_bytes,
         "idle_cpu_percent": max(standing.idle(seconds)),
     }
     return {name: spread(name, [value]) for name, value in values.items()}

@@ -5,12 +5,12 @@ As in a stage worker, a process joins once and goes on.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import connector
 from connector.bench.payloads import Tensors
 from connector.bench.systems import Place
+from connector.bench.waiting import until_idle
 from connector.bench.workloads import Workload
 
 #: Seconds without a payload after which a run is given up: longer than a put waits for room, which says more.
@@ -105,7 +105,7 @@ class _Connector:
     def _join(self, stage: str, place: Place) -> connector.Node:
         if self._node is None:
             self._node = connector.connect(stage=stage, endpoint=place.endpoint)
-            _warm()
+            until_idle()
         return self._node
 
     def writer(self, place: Place, workload: Workload) -> _Writer:
@@ -118,15 +118,6 @@ class _Connector:
         if self._node is not None:
             self._node.close()
             self._node = None
-
-
-def _warm() -> None:
-    """Wait until the process is idle: its pages are being touched in the background."""
-    while True:
-        used = time.process_time()
-        time.sleep(0.05)
-        if time.process_time() - used < 0.005:
-            return
 
 
 BROKER_PATH = _Connector()

@@ -60,11 +60,13 @@ def bench(
     tables.table(report.COLUMNS, list(report.table(result)))
     if result.grown:
         tables.say()
-        tables.table(("LIVE", "p50 µs", "BROKER µs each", "BYTES each"), list(report.grown(result)))
+        tables.table(report.GROWN, list(report.grown(result)))
     tables.say()
     tables.table(("RATIO", "MEDIAN", "LEAST", "MOST", "ROUNDS"), list(report.ratio_rows(result)))
     for name, why in result.missing.items():
         tables.say(f"{name}: not installed: {why}")
+    for text in result.notes:
+        tables.say(text)
     for name, (found, known) in result.void.items():
         tables.say(f"void: {name} is {found:,.0f} here and {known:,.0f} where the stored limits are of")
     if file:
