@@ -155,6 +155,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": model,
         "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 30)),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": torch.__version__,
