@@ -132,8 +132,7 @@ class Line:
         for pipe, _ in self._stages.values():
             # One that has ended has closed its end.
             with contextlib.suppress(OSError):
-                if not given_up:
-                    pipe.send(None)
+                pipe.send(None)
         until = time.monotonic() + GRACE
         processes = [process for _, process in self._stages.values()]
         while (alive := [one for one in processes if one.is_alive()]) and time.monotonic() < until:

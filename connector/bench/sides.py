@@ -57,7 +57,7 @@ class _Off(Exception):
     """A run that was opened and does not take place."""
 
 
-def serve(role: str, where: dict[str, str], folder: str, commands: Connection) -> None:
+def serve(role: str, where: dict[str, str], folder: str, commands: Connection[Any, Any]) -> None:
     """A stage's main loop: (system, incoming, outgoing, workload, count) opens, runs and closes; None ends. Answers
     ("ready", None) and ("done", Written | Passed | Got), or ("missing", text), ("failed", connector's error) and
     ("off", None). Any other error ends the process with its traceback."""
@@ -65,11 +65,11 @@ def serve(role: str, where: dict[str, str], folder: str, commands: Connection) -
     # Ctrl-C reaches all of a terminal's processes; the parent says what that means for this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _give_up)
-    parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     # What a system makes for a while goes with the folder, whatever becomes of this process.
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     systems: dict[str, System] = {}
+    told = False
     try:
         while (command := commands.recv()) is not None:
             name, *rest = command
@@ -84,12 +84,24 @@ def serve(role: str, where: dict[str, str], folder: str, commands: Connection) -
             except connector.ConnectorError as error:
                 answer = ("failed", error)
             commands.send(answer)
+        told = True
     finally:
         for system in systems.values():
             system.leave()
-        if os.getppid() != parent:
-            # It was killed, and cannot remove the folder any more.
+        if not told and _alone(commands):
+            # The parent was killed, and cannot remove it any more.
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _alone(commands: Connection[Any, Any]) -> bool:
+    """The pipe has come to its end. One that is alive says something before it sends SIGTERM; that it is no longer
+    this process's parent would be true only a moment after its death is told."""
+    try:
+        if commands.poll(1.0):
+            commands.recv()
+    except (EOFError, ConnectionResetError):
+        return True
+    return False
 
 
 def _one(system: System, *command: Any) -> Written | Passed | Got:
