@@ -27,7 +27,7 @@ class Length(NamedTuple):
     counts: Mapping[str, int]
     live: tuple[int, ...]
     idle: float
-    #: Limits that are not measured under a workload.
+    #: Systems that are not measured under a workload.
     without: Mapping[str, tuple[str, ...]] = {}
     sessions: tuple[int, ...] = ()
     pools: tuple[int, ...] = ()
@@ -44,7 +44,7 @@ QUICK = Length(
     (10, 100_000),
     2.0,
     # No ratio is made of these, and they take a third of the time.
-    {"large": ("ring_sem", "zmq_hop")},
+    {"large": ("ring_sem", "zmq_hop", "vllm_omni_tight")},
 )
 FULL = Length(
     7,
