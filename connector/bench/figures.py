@@ -23,7 +23,7 @@ class Row(NamedTuple):
     p50_us: float
     p99_us: float
     per_s: float
-    #: Processor time a payload: writer, reader and broker, and the broker's alone.
+    #: Processor time a payload: all stages, their servers and the broker, and the broker's alone.
     cpu_us: float
     broker_cpu_us: float
 

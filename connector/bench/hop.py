@@ -22,7 +22,7 @@ class _Side:
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(kind)
 
-    def close(self) -> None:
+    def close(self, given_up: bool = False) -> None:
         self._socket.close(linger=0)
         self._context.term()
 

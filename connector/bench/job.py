@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from connector.bench import standing
+from connector.bench import growth, standing
 from connector.bench.figures import Ratio, Row, far_off, ratios, spread
 from connector.bench.rules import RULES, STORED
 from connector.bench.schedule import Entry, measure
@@ -20,64 +20,99 @@ POOL = "1GiB"
 
 
 class Length(NamedTuple):
-    """How much is measured: rounds, payloads of each workload a round, live payloads, seconds of idleness."""
+    """How much is measured: rounds, payloads of each workload a round, live payloads, seconds of idleness, sessions
+    and sizes of the pool in MiB."""
 
     rounds: int
     counts: Mapping[str, int]
     live: tuple[int, ...]
     idle: float
+    #: Systems that are not measured under a workload.
+    without: Mapping[str, tuple[str, ...]] = {}
+    sessions: tuple[int, ...] = ()
+    pools: tuple[int, ...] = ()
+
+
+def _counts(chunk: int, sustained: int, step: int, prefill: int, large: int) -> Mapping[str, int]:
+    fast = {"sustained": sustained, "sustained16": sustained, "step": step, "pipeline": sustained}
+    return {"chunk": chunk, **fast, "prefill": prefill, "large": large}
 
 
 QUICK = Length(
     5,
-    {"chunk": 100, "sustained": 1000, "sustained16": 1000, "step": 64 * 10, "prefill": 15, "large": 3},
+    _counts(100, 1000, 64 * 10, 15, 3),
     (10, 100_000),
     2.0,
+    # No ratio is made of these, and they take a third of the time.
+    {"large": ("ring_sem", "zmq_hop", "vllm_omni_tight")},
 )
 FULL = Length(
-    9,
-    {"chunk": 400, "sustained": 4000, "sustained16": 4000, "step": 64 * 60, "prefill": 40, "large": 6},
-    standing.STEPS,
+    7,
+    _counts(400, 2000, 64 * 30, 40, 6),
+    (10, 100, 1000, 10_000, 100_000),
     10.0,
+    sessions=(1, 4, 16, 64),
+    pools=(64, 256, 1024, 4096, 8192),
 )
+#: Chunks at each point of a growth.
+CHUNKS = 300
 
 
 class Result(NamedTuple):
     rows: list[Row]
-    grown: list[standing.Grown]
+    grown: list[growth.Grown]
     ratios: dict[str, Ratio]
     #: Limits that lie too far from the stored ones: the run is void.
     void: dict[str, tuple[float, float]]
     missing: dict[str, str]
+    #: What else is to be said.
+    notes: list[str]
     machine: dict[str, Any]
 
 
 def run(
     length: Length, others: Mapping[str, str], only: Sequence[str], stored: Mapping[str, float] | None,
-    say: Callable[[str], None],
+    say: Callable[[str], None], endpoint: str | None = None,
 ) -> Result:  # fmt: skip
     """Measure. `others`: more systems, by name. `only`: these workloads, and no growth or idleness. `stored`: limits to
-    compare with; the project's own if None.
+    compare with; the project's own if None. `endpoint`: run directory of a broker that serves others, too; growth and
+    idleness are then left out, which need one of their own.
 
-    Raises pair.Failed if a side met an error, and the connector's errors.
+    Raises line.Failed if a stage met an error, and the connector's errors.
     """
     torch.set_num_threads(1)
-    systems = (*OWN, *others)
     entries = [
-        Entry(name, count, tuple(system for system in systems if system != "memcpy" or name in ("prefill", "large")))
+        Entry(name, count, tuple(system for system in (*OWN, *others) if _fits(system, name, length)))
         for name, count in length.counts.items()
         if not only or name in only
     ]
-    measured = measure(entries, length.rounds, {**OWN, **others}, POOL, say)
+    broker = {"endpoint": endpoint} if endpoint else {"embedded": True, "pool": POOL}
+    measured = measure(entries, length.rounds, {**OWN, **others}, broker, say)
     found = ratios(measured.rows, RULES)
     for name, value in _steps(measured.rows):
         found[name] = value
-    grown: list[standing.Grown] = []
-    if not only:
-        grown = standing.growth(length.live, 300, POOL, say)
+    grown: list[growth.Grown] = []
+    notes: list[str] = []
+    if endpoint is not None:
+        notes.append(f"through the broker of {endpoint}: no growth, no idleness")
+    elif not only:
+        grown, notes = _grown(length, say)
         found |= _standing(grown, length.idle)
     far = far_off(limits(measured.rows), STORED if stored is None else stored)
-    return Result(measured.rows, grown, found, far, measured.missing, machine())
+    return Result(measured.rows, grown, found, far, measured.missing, notes, machine())
+
+
+def _grown(length: Length, say: Callable[[str], None]) -> tuple[list[growth.Grown], list[str]]:
+    live = growth.over_live(length.live, CHUNKS, POOL, say)
+    sessions = growth.over_sessions(length.sessions, CHUNKS, POOL, say)
+    pools, notes = growth.over_pools(length.pools, CHUNKS, say)
+    return [*live, *sessions, *pools], notes
+
+
+def _fits(system: str, workload: str, length: Length) -> bool:
+    if system == "memcpy" and workload not in ("prefill", "large"):
+        return False
+    return system not in length.without.get(workload, ())
 
 
 def _steps(rows: Sequence[Row]) -> list[tuple[str, Ratio]]:
@@ -86,10 +121,11 @@ def _steps(rows: Sequence[Row]) -> list[tuple[str, Ratio]]:
     return [(name, spread(name, values))] if values else []
 
 
-def _standing(grown: Sequence[standing.Grown], seconds: float) -> dict[str, Ratio]:
+def _standing(grown: Sequence[growth.Grown], seconds: float) -> dict[str, Ratio]:
+    live = [row for row in grown if row.axis == "live"]
     values = {
-        "growth_broker_cpu_100k_vs_10": grown[-1].broker_cpu_us / grown[0].broker_cpu_us,
-        "broker_bytes_per_live_payload": grown[-1].broker_bytes,
+        "growth_broker_cpu_100k_vs_10": live[-1].broker_cpu_us / live[0].broker_cpu_us,
+        "broker_bytes_per_live_payload": live[-1].broker_bytes,
         "idle_cpu_percent": max(standing.idle(seconds)),
     }
     return {name: spread(name, [value]) for name, value in values.items()}
@@ -119,6 +155,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": model,
         "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 30)),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -32,10 +32,6 @@ class Maker:
         words(self._plain)[0] = 0
         self._sum = total(self._plain)
 
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._plain.values())
-
     def numbered(self, number: int, fresh: bool) -> dict[str, torch.Tensor]:
         """Payload `number`. `fresh`: in memory of its own, for a system that sends it later."""
         made = {key: tensor.clone() for key, tensor in self._plain.items()} if fresh else self._plain
@@ -45,12 +41,16 @@ class Maker:
     def check(self, payload: Tensors) -> int:
         """The payload's number; WrongBytes if any byte differs. Of another number's payload the reader sees that it
         comes twice."""
-        number = int(words(payload)[0])
+        number = number_of(payload)
         if not 0 <= number < MOST:
             raise WrongBytes(f"no payload has the number {number}")
         if total(payload) != (self._sum + number) & _WORD:
             raise WrongBytes(f"payload {number} arrived with other bytes")
         return number
+
+
+def number_of(payload: Tensors) -> int:
+    return int(words(payload)[0])
 
 
 def words(payload: Tensors) -> torch.Tensor:

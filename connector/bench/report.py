@@ -9,6 +9,7 @@ from typing import Any
 from connector.bench.figures import Row
 from connector.bench.job import Result
 
+GROWN = ("AXIS", "AT", "p50 µs", "BROKER µs each", "BYTES each")
 COLUMNS = ("WORKLOAD", "SYSTEM", "p50 µs", "p99 µs", "a second", "CPU µs each", "BROKER µs each")
 
 
@@ -29,7 +30,8 @@ def table(result: Result) -> Iterator[tuple[str, ...]]:
 
 def grown(result: Result) -> Iterator[tuple[str, ...]]:
     for row in result.grown:
-        yield tuple(_number(value) for value in row)
+        each = _number(row.broker_bytes) if row.axis == "live" else "-"
+        yield row.axis, f"{row.value:,}", _number(row.p50_us), _number(row.broker_cpu_us), each
 
 
 def ratio_rows(result: Result) -> Iterator[tuple[str, ...]]:
@@ -46,6 +48,7 @@ def as_mapping(result: Result) -> dict[str, Any]:
         "growth": [{name: _rounded(value) for name, value in row._asdict().items()} for row in result.grown],
         "void": {name: list(pair) for name, pair in result.void.items()},
         "missing": result.missing,
+        "notes": result.notes,
         "machine": result.machine,
     }
 

@@ -9,6 +9,7 @@ stay in a large cache, at several times the speed that any hand-over could have.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -39,7 +40,7 @@ class _Ring:
         nbytes = sum(_nbytes(shape, dtype) for shape, dtype in workload.shapes.values())
         self._slots = workload.window + 1
         self._slot = HEAD + -(-nbytes // 4096) * 4096 + 4096
-        self._path = f"/dev/shm/bench-{place.name}"
+        self._path = f"/dev/shm/{place.name}"
         size = self._slots * self._slot
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -48,7 +49,7 @@ class _Ring:
         finally:
             os.close(fd)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self._semaphore = posix_ipc.Semaphore(f"/bench-{place.name}", posix_ipc.O_CREAT, initial_value=0)
+        self._semaphore = posix_ipc.Semaphore(f"/{place.name}", posix_ipc.O_CREAT, initial_value=0)
         # Warm: every page is there before it is used.
         if self._map[:: mmap.PAGESIZE].count(1):
             raise RuntimeError("the ring is not new")
@@ -96,7 +97,7 @@ class _Writer(_Ring):
     def acked(self, count: int) -> None:
         return
 
-    def close(self) -> None:
+    def close(self, given_up: bool = False) -> None:
         return
 
 
@@ -115,8 +116,13 @@ class _Reader(_Ring):
             found[key] = flat if len(shape) == 1 else flat.view(shape)
         return [found]
 
-    def close(self) -> None:
-        return
+    def close(self, given_up: bool = False) -> None:
+        """The writer may never have come to do it."""
+        if given_up:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+            with contextlib.suppress(posix_ipc.ExistentialError):
+                self._semaphore.unlink()
 
 
 def _nbytes(shape: tuple[int, ...], dtype: str) -> int:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import connector
 from connector.bench.figures import Row, quantile, settled
-from connector.bench.pair import Missing, Pair, Run
-from connector.bench.payloads import Maker
+from connector.bench.line import Line, Missing, Run
 from connector.bench.workloads import WORKLOADS
 
 
@@ -28,28 +27,33 @@ class Measured(NamedTuple):
 
 
 def measure(
-    entries: Sequence[Entry], rounds: int, where: Mapping[str, str], pool: str, say: Callable[[str], None]
+    entries: Sequence[Entry],
+    rounds: int,
+    where: Mapping[str, str],
+    broker: Mapping[str, Any],
+    say: Callable[[str], None],
 ) -> Measured:
-    """Run all entries `rounds` times, interleaved, with a private broker. `say` hears of each round.
+    """Run all entries `rounds` times, interleaved. `broker`: what connects to it, a private one or a running one.
+    `say` hears of each round.
 
-    Raises pair.Failed if a side met an error; nothing is left behind.
+    Raises line.Failed if a stage met an error, and the connector's errors; nothing is left behind.
     """
     rows: list[Row] = []
     missing: dict[str, str] = {}
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
-        connector.connect(stage="bench", embedded=True, pool=pool) as node,
-        Pair(folder, node.endpoint, int(node.status()["pid"]), dict(where)) as pair,
+        connector.connect(stage="bench", **broker) as node,
+        Line(folder, node.endpoint, int(node.status()["pid"]), where) as line,
     ):
         for number in range(rounds):
             say(f"round {number + 1} of {rounds}")
             for entry in entries:
-                nbytes = Maker(WORKLOADS[entry.workload]).nbytes
+                nbytes = WORKLOADS[entry.workload].nbytes
                 for system in entry.systems:
                     if system in missing:
                         continue
                     try:
-                        run = pair.run(system, entry.workload, entry.payloads)
+                        run = line.run(system, entry.workload, entry.payloads)
                     except Missing as error:
                         missing[system] = str(error)
                     else:
@@ -59,7 +63,7 @@ def measure(
 
 def _row(system: str, workload: str, number: int, nbytes: int, run: Run) -> Row:
     spans = settled(run.spans)
-    used = run.writer_cpu + run.reader_cpu + run.broker_cpu
+    used = run.stages_cpu + run.broker_cpu
     return Row(
         system,
         workload,

@@ -11,12 +11,15 @@ from connector.bench.workloads import Workload
 
 
 class Place(NamedTuple):
-    """Where the two sides meet, the same for both. `name` is of this run alone."""
+    """Where the two sides of one hop meet, the same for both. `name` is of this hop in this run alone."""
 
     folder: str
     name: str
     #: Run directory of the broker.
     endpoint: str
+    #: The stages at both ends.
+    source: str
+    target: str
 
 
 class Writer(Protocol):
@@ -32,24 +35,28 @@ class Writer(Protocol):
     def acked(self, count: int) -> None:
         """The reader has read so many more."""
 
-    def close(self) -> None:
-        """After the last one was read."""
+    def close(self, given_up: bool = False) -> None:
+        """After the last one was read. `given_up`: before that; the other side may be gone, nothing may stay."""
 
 
 class Reader(Protocol):
     def get(self) -> list[Tensors]:
-        """Wait for payloads; whole ones, of any stream."""
+        """Wait for payloads; whole ones, of any stream. They are used until the next call, or until `close`."""
 
-    def close(self) -> None: ...
+    def close(self, given_up: bool = False) -> None: ...
 
 
 class System(Protocol):
-    """Opens both sides, the reader first. One object serves one process, run after run."""
+    """Opens both sides, the reader first. One object serves one process, run after run; a stage in the middle opens
+    a reader of one hop and a writer of the next."""
+
+    #: Whether it goes on between runs. A server that is there for one system must not run beside another.
+    stays: bool
 
     def writer(self, place: Place, workload: Workload) -> Writer: ...
     def reader(self, place: Place, workload: Workload) -> Reader: ...
     def leave(self) -> None:
-        """No run comes any more in this process."""
+        """No run comes any more in this process, or, unless it `stays`, one has ended. May be called again."""
 
 
 class TwoSides(NamedTuple):
@@ -57,6 +64,7 @@ class TwoSides(NamedTuple):
 
     writer: Callable[[Place, Workload], Writer]
     reader: Callable[[Place, Workload], Reader]
+    stays: bool = True
 
     def leave(self) -> None:
         return

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import NamedTuple
 
 Shape = tuple[int, ...]
+_ITEM = {"bfloat16": 2, "int64": 8}
 
 _CHUNK: Mapping[str, tuple[Shape, str]] = {"hidden": ((1, 2048), "bfloat16"), "ids": ((1,), "int64")}
 _PREFILL: Mapping[str, tuple[Shape, str]] = {
@@ -21,6 +23,7 @@ class Workload(NamedTuple):
 
     The writer has at most `window` payloads under way, waits `pause` to one and a half times `pause` seconds
     before each put, and goes round `streams` requests; with `step` above 1 it puts so many of them as one step.
+    With `hops` above 1 a stage between them takes each payload and puts it on, with a window of its own.
     """
 
     name: str
@@ -29,6 +32,12 @@ class Workload(NamedTuple):
     window: int = 1
     streams: int = 1
     step: int = 1
+    hops: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a payload."""
+        return sum(prod(shape) * _ITEM[dtype] for shape, dtype in self.shapes.values())
 
     @property
     def paced(self) -> bool:
@@ -44,6 +53,7 @@ WORKLOADS: Mapping[str, Workload] = {
         Workload("sustained", _CHUNK, window=64),
         Workload("sustained16", _CHUNK, window=64, streams=16),
         Workload("step", _CHUNK, window=128, streams=64, step=64),
+        Workload("pipeline", _CHUNK, window=64, streams=64, hops=2),
         Workload("prefill", _PREFILL, pause=0.004),
         Workload("large", _LARGE, pause=0.02),
     )

@@ -116,8 +116,9 @@ class Outbox:
         line = self._line(token)
         order = 0 if line is None else self._orders.get(token, 0) + 1
         frame = codec.encode(counter, part, order)
-        # The Welcome shows that ZeroMQ's way is open, too.
-        if line is not None and len(frame) <= line.most and not isinstance(part[0] if part else None, msg.Welcome):
+        # The answer to Hello is awaited there, and a Welcome shows that ZeroMQ's way is open, too.
+        answers = part and (isinstance(part[0], msg.Welcome) or (order == 1 and isinstance(part[0], msg.Failure)))
+        if line is not None and len(frame) <= line.most and not answers:
             passed = self._passed.get(id(part[0])) if part and self._passed else None
             if not (line.send(frame) if passed is None else line.send(frame, passed)):
                 self.roomless.add(token)

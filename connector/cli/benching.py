@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from pathlib import Path
 
 import click
@@ -28,32 +30,43 @@ class _Named(click.ParamType):
 @click.option("--workload", "only", multiple=True, metavar="NAME", help="This workload alone; can be given again.")
 @click.option("--with", "others", type=_Named(), multiple=True, metavar="NAME=MODULE:ATTRIBUTE",
               help="Measure this system, too: an object like those of connector.bench.systems.")  # fmt: skip
+@click.option("--endpoint", metavar="RUN_DIR",
+              help="Measure through the broker that runs there, without growth and idleness.")  # fmt: skip
 @click.option("--limits", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
               help="JSON of limits in µs, by name: those to compare with, instead of the project's.")  # fmt: skip
 @click.option("--json", "file", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE",
               help="Write ratios and rows there.")  # fmt: skip
 def bench(
-    quick: bool, only: tuple[str, ...], others: tuple[tuple[str, str], ...], limits: Path | None, file: Path | None
+    quick: bool,
+    only: tuple[str, ...],
+    others: tuple[tuple[str, str], ...],
+    endpoint: str | None,
+    limits: Path | None,
+    file: Path | None,
 ) -> int:
-    """Measure hand-over between two processes through a private broker, beside what this machine can do at best.
+    """Measure hand-over between processes through a private broker, beside what this machine can do at best.
 
     Every payload's bytes are checked. A run in which the limits lie far from the stored ones is void.
     """
     from connector.bench import job, report
     from connector.bench.workloads import WORKLOADS
 
+    # As after Ctrl-C, what was begun is cleared away.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if unknown := set(only) - set(WORKLOADS):
         raise UsageError("no such workload", workload=min(unknown), known=", ".join(WORKLOADS))
     stored = json.loads(limits.read_text()) if limits else None
-    result = job.run(job.QUICK if quick else job.FULL, dict(others), only, stored, tables.note)
+    result = job.run(job.QUICK if quick else job.FULL, dict(others), only, stored, tables.note, endpoint)
     tables.table(report.COLUMNS, list(report.table(result)))
     if result.grown:
         tables.say()
-        tables.table(("LIVE", "p50 µs", "BROKER µs each", "BYTES each"), list(report.grown(result)))
+        tables.table(report.GROWN, list(report.grown(result)))
     tables.say()
     tables.table(("RATIO", "MEDIAN", "LEAST", "MOST", "ROUNDS"), list(report.ratio_rows(result)))
     for name, why in result.missing.items():
         tables.say(f"{name}: not installed: {why}")
+    for text in result.notes:
+        tables.say(text)
     for name, (found, known) in result.void.items():
         tables.say(f"void: {name} is {found:,.0f} here and {known:,.0f} where the stored limits are of")
     if file:

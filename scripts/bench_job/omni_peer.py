@@ -39,7 +39,7 @@ class Request(NamedTuple):
 
 class _Side:
     def __init__(self, place: Place, workload: Workload, stage: int) -> None:
-        self._name = f"bench{place.name}"
+        self._name = place.name
         self._connector = SharedMemoryConnector({"stage_id": stage})
         #: Next chunk of each stream.
         self._next = [0] * workload.streams
@@ -50,7 +50,7 @@ class _Side:
     def acked(self, count: int) -> None:
         return
 
-    def close(self) -> None:
+    def close(self, given_up: bool = False) -> None:
         self._connector.close()
         for left in Path("/dev/shm").glob(f"*{self._name}-*"):
             with contextlib.suppress(FileNotFoundError):
@@ -130,7 +130,7 @@ class _LoopWriter(_Writer):
         with self._loops._save_cond:
             self._loops._save_cond.notify()
 
-    def close(self) -> None:
+    def close(self, given_up: bool = False) -> None:
         self._loops.end()
         super().close()
 
@@ -160,7 +160,7 @@ class _LoopReader(_Side):
     def get(self) -> list[Tensors]:
         return [self._arrived.get(timeout=PATIENCE)]
 
-    def close(self) -> None:
+    def close(self, given_up: bool = False) -> None:
         self._loops.end()
         super().close()
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from connector.bench import job, pair, report
+from connector.bench import clocks, growth, job, report, standing
 from connector.bench.payloads import Maker, WrongBytes
 from connector.bench.workloads import WORKLOADS
 
@@ -33,6 +33,8 @@ def result() -> Iterator[job.Result]:
 
 
 class _Absent:
+    stays = True
+
     def writer(self, place: object, workload: object) -> Any:
         raise ImportError("pip install something")
 
@@ -108,13 +110,26 @@ def test_a_flipped_bit_is_seen(key: str) -> None:
         maker.check(payload)
 
 
-def test_growth_and_idleness_are_measured() -> None:
-    small, large = job.standing.growth((1, 20), 5, "64MiB", heard)
-    assert (small.live, large.live) == (1, 20) and small.broker_cpu_us > 0 < small.p50_us
-    assert all(share >= 0 for share in job.standing.idle(0.05))
+def test_growth_is_measured_along_each_axis() -> None:
+    small, large = growth.over_live((1, 20), 5, "64MiB", heard)
+    assert (small.value, large.value) == (1, 20) and small.broker_cpu_us > 0 < small.p50_us
+    one, five = growth.over_sessions((1, 5), 10, "64MiB", heard)
+    assert (one.value, five.value) == (1, 5) and one.broker_cpu_us > 0 < five.p50_us
+    pools, notes = growth.over_pools((4, 8), 10, heard)
+    assert [(row.axis, row.value) for row in pools] == [("pool", 4), ("pool", 8)] and not notes
+
+
+def test_pools_end_where_the_machine_does() -> None:
+    pools, notes = growth.over_pools((4, 1 << 30), 10, heard)
+    assert [row.value for row in pools] == [4]
+    assert len(notes) == 1 and "before 1073741824 MiB" in notes[0] and "free" in notes[0]
+
+
+def test_idleness_is_measured() -> None:
+    assert all(share >= 0 for share in standing.idle(0.05))
 
 
 def test_the_clock_of_a_process_goes_on_with_its_work() -> None:
-    before = pair.cpu_of(os.getpid())
+    before = clocks.cpu_of(os.getpid())
     sum(range(100_000))
-    assert pair.cpu_of(os.getpid()) > before
+    assert clocks.cpu_of(os.getpid()) > before
