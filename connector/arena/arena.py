@@ -41,7 +41,7 @@ def uuid_words(uuid: str) -> tuple[int, int]:
 class Arena:
     """A mapped ARENA. uuid: 32 hex digits; size: bytes for blocks; data_begin: where they begin."""
 
-    __slots__ = ("data_begin", "end", "readonly", "segment", "size", "uuid")
+    __slots__ = ("address", "data_begin", "end", "readonly", "segment", "size", "uuid")
 
     def __init__(self, segment: Segment, uuid: str, size: int) -> None:
         self.segment = segment
@@ -52,6 +52,8 @@ class Arena:
         self.end = DATA_BEGIN + size
         #: Whether this mapping faults on a write.
         self.readonly = segment.readonly
+        #: Where the mapping begins in this process, for as long as anything keeps it.
+        self.address = segment.address
 
     @property
     def epoch(self) -> int:

@@ -39,6 +39,7 @@ _AS_BITS: dict[torch.dtype, torch.dtype] = {
 }
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
+_COMPLEX = frozenset(dtype for dtype in _NAMES if dtype.is_complex)
 
 
 def dtype_named(name: str, key: str = "") -> torch.dtype:
@@ -119,10 +120,10 @@ def copy_in(arena: Arena, position: int, tensor: torch.Tensor, nbytes: int) -> N
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             raise _wrapped(None, tensor)
         raise InvalidPayload("a tensor's storage was freed", size=nbytes)
-    bent = tensor.is_neg() or tensor.is_conj()
+    bent = tensor.is_neg() or (tensor.dtype in _COMPLEX and tensor.is_conj())
     if tensor.is_cpu and not bent and tensor.is_contiguous():
         move = _memmove_held if nbytes < HELD_BELOW else ctypes.memmove
-        move(arena.segment.address + position, pointer, nbytes)
+        move(arena.address + position, pointer, nbytes)
         return
     source = tensor.detach()
     # Through integers no kernel is missing and no bit is touched; a conj or neg view is values that only its

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from connector.arena.arena import Arena
 from connector.core.names import Handle
 
-#: Most blocks of one class reserved ahead; and how many at first, of classes up to SMALL bytes and of others.
-MOST_AHEAD = 32
+#: Most blocks of one class reserved ahead, and how many at first: of classes up to SMALL bytes, and of larger ones.
+MOST_SMALL, MOST_AHEAD = 128, 32
 FIRST_SMALL, FIRST, SMALL = 8, 2, 64 << 10
 #: Seconds without use after which a class's blocks go back.
 IDLE = 5.0
@@ -36,7 +36,9 @@ class _Shelf:
     blocks: deque[ReservedBlock] = field(default_factory=deque)
     want: int = 0
     asked: int = 0
+    #: When it was last seen to be used, and whether it was since.
     used: float = 0.0
+    fresh: bool = True
 
 
 def size_class(size: int) -> int:
@@ -57,24 +59,26 @@ class BlockCache:
         self.limit = 0
         self.bytes = 0
 
-    def pop(self, size: int, now: float) -> ReservedBlock | None:
+    def pop(self, size: int) -> ReservedBlock | None:
         """A block of the class, if one is at hand; a miss makes the class want more."""
         shelf = self._shelves.get(size)
         if shelf is None:
             shelf = self._shelves[size] = _Shelf()
-        shelf.used = now
+        shelf.fresh = True
         if shelf.blocks:
+            # The last that came: its memory is the warmest.
             block = shelf.blocks.pop()
             self.bytes -= block.length
             return block
-        shelf.want = min(max(2 * shelf.want, FIRST_SMALL if size <= SMALL else FIRST), MOST_AHEAD)
+        first, most = (FIRST_SMALL, MOST_SMALL) if size <= SMALL else (FIRST, MOST_AHEAD)
+        shelf.want = min(max(2 * shelf.want, first), most)
         return None
 
     def to_ask(self, size: int) -> int:
         """How many to ask for now, after a pop: half of what is wanted may be missing."""
         shelf = self._shelves[size]
         missing = shelf.want - len(shelf.blocks) - shelf.asked
-        if missing < max(shelf.want // 2, 1):
+        if missing < (shelf.want // 2 or 1):
             return 0
         room = (self.limit // 2 - self.bytes) // size if self.limit else 0
         if room <= 0:
@@ -101,6 +105,9 @@ class BlockCache:
 
     def take_idle(self, now: float) -> list[ReservedBlock]:
         """Blocks of classes that were not used lately."""
+        for shelf in self._shelves.values():
+            if shelf.fresh:
+                shelf.fresh, shelf.used = False, now
         idle = [size for size, shelf in self._shelves.items() if now - shelf.used >= IDLE and not shelf.asked]
         blocks = [block for size in idle for block in self._shelves.pop(size).blocks]
         self.bytes -= sum(block.length for block in blocks)
@@ -110,4 +117,4 @@ class BlockCache:
         return [block.handle for shelf in self._shelves.values() for block in shelf.blocks]
 
     def next_idle(self) -> float | None:
-        return min((shelf.used + IDLE for shelf in self._shelves.values()), default=None)
+        return min((shelf.used + IDLE for shelf in self._shelves.values() if not shelf.fresh), default=None)

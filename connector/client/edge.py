@@ -54,11 +54,12 @@ class EdgeVerbs:
         attempt: int,
         readers: int | None,
     ) -> list[Item]:
+        self._node.check_usable()
         if index is not None:
             names.check_number(index, "index", names.MAX_INDEX)
         # Without index and `last` it is a full payload: a stream of one chunk.
-        ends = (index is None) if last is None else bool(last)
-        return [self._item(rid, payload, index, Flags.LAST if ends else 0, attempt, readers)]
+        flags = Flags.LAST if (last or (last is None and index is None)) else 0
+        return [self._item(rid, payload, index, flags, attempt, readers)]
 
     def _item(
         self,
@@ -150,6 +151,9 @@ class EdgeVerbs:
         return self._polled(copy)
 
     def _polled(self, copy: bool | None) -> Polled:
+        if not self.channel.fresh:
+            # What lies there and nobody has read yet.
+            self._session.drain()
         found = reading.polled(self._session, self.channel, copy)
         if not found and (self._question is not None or not self._session.up):
             self._check_broker()
@@ -243,7 +247,13 @@ class Edge(EdgeVerbs):
         error of an earlier refused put on this stream; PoolFull or PoolDeadlock after waiting for room. What
         the broker refuses later is in the ticket, and raised by the next put on the stream, or by flush.
         """
-        return self._put(self._one(rid, payload, index, last, attempt, readers), timeout)[0]
+        items = self._one(rid, payload, index, last, attempt, readers)
+        if timeout is not None:
+            check_timeout(timeout)
+        tickets = writing.put_now(self._session, self.name, items)
+        if tickets is None:
+            tickets = run(self._put_step(items, timeout), self._session)
+        return tickets[0]
 
     def _put(self, items: list[Item], timeout: float | None) -> list[Ticket]:
         tickets = self._put_now(items, timeout)

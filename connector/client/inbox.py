@@ -66,13 +66,21 @@ class Channel:
         queue = self.queues.get(rid)
         if queue is None:
             queue = self.queues[rid] = RidQueue()
-        if queue.is_early(life, told.behind):
+        if told.behind >= 0 and queue.newest < (life, told.behind):
             queue.park((life, told.behind), arrived)
             return [], []
         back: list[Hold] = []
-        self._accept(queue, arrived, back)
+        if told.flags or queue.items or self._voided:
+            self._accept(queue, arrived, back)
+        elif queue.accept(arrived):
+            back.append(arrived.hold)
         if queue.parked:
             self._unpark(queue, back)
+        if not queue.waits and rid not in self.claimed and not self.expected:
+            # As below, of the common case.
+            if queue.items:
+                self.fresh[rid] = None
+            return back, []
         return back, self._arrived(rid, queue)
 
     def _accept(self, queue: RidQueue, arrived: Arrived, back: list[Hold]) -> None:

@@ -54,6 +54,8 @@ class Inlet:
         self._listens = False
         self._listener: select.epoll | None = None
         self.ended = False
+        #: A pair has ended, and a caller saw it; a caller has led since the link's thread looked.
+        self._left_over = self._led = False
 
     # -- the link's thread ------------------------------------------------------------------------
 
@@ -106,6 +108,11 @@ class Inlet:
     def listen(self) -> None:
         """Nobody leads: what comes is for the link's thread again."""
         if not self._listens and not self._reading.locked() and self._listener is not None:
+            if self._led:
+                # Not before the next tick.
+                self._led = False
+                self._later()
+                return
             self._listens = True
             self._listener.modify(self._poller.fileno(), select.EPOLLIN)
 
@@ -146,9 +153,9 @@ class Inlet:
             return False
         try:
             self._reader = get_ident()
-            self._rest()
-            left = seconds
-            until = 0.0
+            if self._listens:
+                self._rest()
+            left, until = seconds, 0.0
             while not answered() and not self._came:
                 if not until:
                     until = time.monotonic() + seconds
@@ -160,13 +167,25 @@ class Inlet:
         finally:
             self._reader = 0
             self._reading.release()
-            if self._came or self.ended or any(pair.ended for pair in self._pairs.values()):
-                self._wake()
-            elif len(self._session.requests):
-                # Others may wait, too.
-                self.listen()
-            else:
-                self._later()
+            self._after()
+
+    def drain(self) -> None:
+        """Read what is there, if the link's thread does not."""
+        if not self._listens:
+            self.lead(_never, 0.0)
+
+    def _after(self) -> None:
+        """Nobody leads any more: the link's thread goes on with what is left, and listens, if not soon somebody else
+        does: a caller that leads again and again is not to be disturbed."""
+        if self._left_over or self._came or self.ended:
+            self._left_over = False
+            self._wake()
+        elif self._session.requests.open:
+            # Others may wait, too.
+            self.listen()
+        else:
+            self._led = True
+            self._later()
 
     def nudge(self) -> None:
         """Whoever leads looks up: something was answered, or has ended, in another thread."""
@@ -235,16 +254,22 @@ class Inlet:
 
     def _apply_told(self, pair: Pair) -> None:
         """What a writer told directly: nothing but deliveries."""
-        while pair.came:
-            envelope = self._decode(pair.came[0])
-            self._session.receive_told(envelope)
-            pair.came.popleft()
+        came = pair.came
+        while came:
+            try:
+                descriptors = codec.decode_told(came[0])
+            except ProtocolViolation as error:
+                log.error("what session %s told cannot be read: %s", pair.session, error)
+            else:
+                self._session.receive_told(descriptors)
+            came.popleft()
 
     def _apply_deliveries(self, fd: int) -> bool:
         """What came of this descriptor; False if there is something that is not for a caller's thread."""
         pair = self._pairs.get(fd)
         if pair is not None:
             self._apply_told(pair)
+            self._left_over = pair.ended
             return not pair.ended
         arriving = self._arriving
         while self._came:
@@ -274,3 +299,7 @@ class Inlet:
         except ProtocolViolation as error:
             log.error("what came cannot be read: %s", error)
             return Envelope(0, [])
+
+
+def _never() -> bool:
+    return False

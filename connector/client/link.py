@@ -25,7 +25,7 @@ from connector.client.inlet import Inlet
 from connector.client.lifeline import Lifeline
 from connector.client.outlet import Outlet
 from connector.client.session import Session
-from connector.client.wakers import Alarm, Waker
+from connector.client.wakers import Ticker, Waker
 from connector.core.endpoint import socket_path
 from connector.core.errors import BrokerLost, ClientClosed, ConnectorError, ProtocolViolation
 from connector.wire import codec
@@ -56,15 +56,13 @@ class Link:
         self._source = source
         self._readonly = readonly
         check_descriptors(socket_path(run_dir))
-        self.wake, self._alarm = Waker(), Alarm()
-        self.session = Session(stage, f"{socket_path(run_dir)} (from {source})", self.wake, self._alarm)
+        self.wake = Waker()
+        self._ticker = Ticker(self.wake)
+        self.session = Session(stage, f"{socket_path(run_dir)} (from {source})", self.wake, self._ticker)
         self._outlet = Outlet(self.session, self.wake)
-        self._inlet = Inlet(self.session, self.wake, self._alarm)
-        self.session.push, self.session.nudge, self.session.lead = (
-            self._outlet.push,
-            self._inlet.nudge,
-            self._inlet.lead,
-        )
+        self._inlet = Inlet(self.session, self.wake, self._ticker)
+        self.session.push, self.session.nudge = self._outlet.push, self._inlet.nudge
+        self.session.lead, self.session.drain = self._inlet.lead, self._inlet.drain
         self.token = secrets.token_bytes(msg.TOKEN_BYTES)
         self._context = zmq.Context()
         self._dealer: zmq.Socket[bytes] | None = None
@@ -72,7 +70,6 @@ class Link:
         self._prefault: Prefault | None = None
         self._poller = select.epoll()
         self._poller.register(self.wake.fd, select.EPOLLIN)
-        self._poller.register(self._alarm.fd, select.EPOLLIN)
         self._inlet.watched_by(self._poller)
         #: The thread wakes when there is room on the lifeline.
         self._waits = False
@@ -114,11 +111,9 @@ class Link:
         self._await_room()
         happened = self._poller.poll(self._patience())
         self.session.sleeps_until = math.inf
-        for fd, _ in happened:
-            if fd == self.wake.fd:
-                self.wake.look()
-            elif fd == self._alarm.fd:
-                self._alarm.look()
+        if any(fd == self.wake.fd for fd, _ in happened):
+            self.wake.look()
+        self._ticker.look()
 
     def _await_room(self) -> None:
         """Wake when the lifeline has room again, if that is what the next frame waits for."""
@@ -165,6 +160,9 @@ class Link:
             until = min(until, now + FULL)
         if self._close_by is not None:
             until = min(until, max(self._close_by, now + 0.005))
+        tick = self._ticker.patience()
+        if tick is not None:
+            until = min(until, now + tick)
         self.session.sleeps_until = until
         return max(until - now, 0.0)
 

@@ -1,6 +1,7 @@
 """Sockets between two sessions: what a writer tells a reader directly.
 
-The broker makes them and hands each end over. A packet is a frame with one Deliver; nothing else goes over them.
+The broker makes them and hands each end over. A packet is a list of descriptors (codec.py); nothing else goes over
+them.
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from connector.client.blocks import ReservedBlock
 from connector.client.inbox import Channel
 from connector.client.pairs import Pair, Way
 from connector.client.rid_queue import Arrived
-from connector.core.directory.effects import Notice
+from connector.core.directory.effects import Descriptor, Notice
 from connector.core.errors import BrokerStopping, ConnectorError, RequestAborted
 from connector.core.names import Edge
 from connector.wire import messages as msg
@@ -55,10 +55,10 @@ def _shown(session: Session, message: msg.Shown) -> None:
         session.holds.free(session.arena.uuid, arrived.hold)
 
 
-def deliver(session: Session, message: msg.Deliver) -> None:
+def deliver(session: Session, descriptors: Iterable[Descriptor]) -> None:
     arena = session.arena
     assert arena is not None
-    for descriptor in message.descriptors:
+    for descriptor in descriptors:
         arrived = Arrived.of(descriptor, arena)
         channel = session.channels.get((descriptor.edge, descriptor.reader))
         if channel is None:
@@ -214,7 +214,7 @@ HANDLERS: dict[type[msg.Message], Callable[[Session, Any], None]] = {
     msg.Answer: _answer,
     msg.Rows: _rows,
     msg.Shown: _shown,
-    msg.Deliver: deliver,
+    msg.Deliver: lambda session, message: deliver(session, message.descriptors),
     msg.Peer: _peer,
     msg.Direct: _direct,
     msg.Ended: _ended,

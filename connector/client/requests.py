@@ -68,56 +68,56 @@ class Request:
 
 
 class Requests:
-    """The table. The session's lock guards it."""
+    """The table, by number. The session's lock guards it."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._open: dict[int, Request] = {}
+        self.open: dict[int, Request] = {}
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self.open)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(list(self._open.values()))
+        return iter(list(self.open.values()))
 
     def next_number(self) -> int:
         return next(self._numbers)
 
     def add(self, request: Request) -> Request:
-        self._open[request.number] = request
+        self.open[request.number] = request
         return request
 
     def get(self, number: int) -> Request | None:
-        return self._open.get(number)
+        return self.open.get(number)
 
     def answer(self, number: int, value: Any) -> bool:
         """False if nobody waits for it any more."""
-        request = self._open.get(number)
+        request = self.open.get(number)
         if request is None:
             return False
         request.answer.give(value)
         # Behind it: who is interrupted in between is answered again.
-        self._open.pop(number, None)
+        self.open.pop(number, None)
         return True
 
     def fail(self, number: int, error: ConnectorError) -> bool:
-        request = self._open.get(number)
+        request = self.open.get(number)
         if request is None:
             return False
         request.answer.give(None, error)
-        self._open.pop(number, None)
+        self.open.pop(number, None)
         return True
 
     def drop(self, number: int) -> bool:
         """The caller went away; True if the answer was still to come."""
-        return self._open.pop(number, None) is not None
+        return self.open.pop(number, None) is not None
 
     def due(self, now: float) -> list[Request]:
         """Those whose time is over, taken out of the table."""
-        over = [request for request in self._open.values() if request.give_up <= now]
+        over = [request for request in self.open.values() if request.give_up <= now]
         for request in over:
-            del self._open[request.number]
+            del self.open[request.number]
         return over
 
     def next_deadline(self) -> float | None:
-        return min((request.give_up for request in self._open.values()), default=None)
+        return min((request.give_up for request in self.open.values()), default=None)

@@ -25,6 +25,7 @@ from connector.client.outgoing import Abort, Numbered, Outgoing, Ticket
 from connector.client.pairs import Pair
 from connector.client.requests import GRACE, Answer, Request, Requests
 from connector.client.rid_queue import Arrived
+from connector.core.directory.effects import Descriptor
 from connector.core.directory.events import Hold
 from connector.core.errors import BrokerLost, ClientClosed, ConnectorError
 from connector.core.names import Edge, Handle
@@ -52,11 +53,12 @@ class Out(NamedTuple):
 class Session:
     """Everything of one node but its sockets."""
 
-    #: Set by the link. Send what is queued, in this thread; have it sent soon; have the thread that reads look up; read
-    #: in this thread until the first argument says so, at most so many seconds: False if it cannot.
+    #: Set by the link. Send what is queued, in this thread; have the thread that reads look up; read in this thread
+    #: until the first argument says so, at most so many seconds: False if it cannot; read what is there.
     push: Callable[[], None]
     nudge: Callable[[], None]
     lead: Callable[[Callable[[], object], float], bool]
+    drain: Callable[[], None]
 
     def __init__(self, stage: str, tried: str, wake: Callable[[], None], later: Callable[[], None]) -> None:
         """`wake`, `later`: the link's thread looks up now, or in a moment; any finaliser may call them."""
@@ -192,12 +194,11 @@ class Session:
                 receive.HANDLERS[type(message)](self, message)
             self.outgoing.acknowledge(envelope.counter)
 
-    def receive_told(self, envelope: Envelope) -> None:
+    def receive_told(self, descriptors: list[Descriptor]) -> None:
         """What a writer tells directly."""
         with self.lock:
-            for message in envelope.messages:
-                if type(message) is msg.Deliver and not self.closed:
-                    receive.deliver(self, message)
+            if not self.closed:
+                receive.deliver(self, descriptors)
 
     def reopened(self, rid: str, applied: int) -> bool:
         """The session finished, began or entered the rid after the first `applied` of its numbered messages: what the

@@ -52,7 +52,7 @@ def tell(
         told.append(tuple.__new__(Descriptor, fields))
     if pair is None:
         return ()
-    frame = codec.encode(0, (msg.Deliver(tuple(told)),))
+    frame = codec.encode_told(told)
     if len(frame) > pair.most:
         return ()
     if not pair.send(frame):

@@ -3,12 +3,11 @@ everything else, and its finaliser does."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Callable
 
-#: Nanoseconds that what nobody waits for may wait for company.
-LATER = 1_000_000
+#: Seconds that what nobody waits for may wait for company, and ticks without anything after which the thread sleeps.
+TICK, QUIET_TICKS = 0.002, 3
 
 
 class Waker:
@@ -36,44 +35,35 @@ class Waker:
         self._raised = False
 
 
-class _Spec(ctypes.Structure):
-    """struct itimerspec on 64-bit Linux: interval, then time to the first, each in seconds and nanoseconds."""
+class Ticker:
+    """Has the link's thread look in a moment. While things happen it looks every TICK by itself, so that most calls are
+    no more than a flag; when nothing has happened for a while it sleeps, and the next call wakes it."""
 
-    _fields_ = (("every_s", ctypes.c_long), ("every_ns", ctypes.c_long), ("s", ctypes.c_long), ("ns", ctypes.c_long))
-
-
-#: With the GIL held: the call is shorter than giving it away.
-_libc = ctypes.PyDLL(None, use_errno=True)
-_timerfd_create = _libc.timerfd_create
-_timerfd_create.argtypes = (ctypes.c_int, ctypes.c_int)
-_timerfd_settime = _libc.timerfd_settime
-_timerfd_settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.POINTER(_Spec), ctypes.c_void_p)
-_MONOTONIC = 1
-
-
-class Alarm:
-    """A timerfd, which `os` has from Python 3.13 on only. Set again while it is set it does nothing."""
-
-    def __init__(self) -> None:
-        self.fd = _timerfd_create(_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
-        if self.fd < 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-        self._spec = ctypes.pointer(_Spec(0, 0, 0, LATER))
-        self._is_set = False
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if self.fd >= 0:
-            close(self.fd)
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        #: There is something to look at.
+        self.pending = False
+        #: The thread sleeps for a tick at most.
+        self.ticks = False
+        self._quiet = 0
 
     def __call__(self) -> None:
-        """Any thread, any finaliser: one system call at most, no lock. What it is to find must be there before."""
-        if not self._is_set:
-            self._is_set = True
-            _timerfd_settime(self.fd, 0, self._spec, None)
+        """Any thread, any finaliser: no lock. What is to be found must be there before."""
+        self.pending = True
+        if not self.ticks:
+            self._wake()
 
     def look(self) -> None:
-        """It went off: the thread looks at everything behind this."""
-        os.read(self.fd, 8)
-        # After the read, as above.
-        self._is_set = False
+        """The thread is awake, and looks at everything behind this."""
+        if self.pending:
+            self.ticks = True
+            self._quiet = 0
+        elif self.ticks:
+            self._quiet += 1
+            # Before the next look at `pending`: a call in between wakes it.
+            self.ticks = self._quiet < QUIET_TICKS
+        self.pending = False
+
+    def patience(self) -> float | None:
+        """Seconds that the thread may sleep; None: as long as it likes."""
+        return TICK if self.ticks or self.pending else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -192,7 +191,7 @@ def _admit(session: Session, edge: Edge, items: Sequence[Item]) -> list[int]:
 
 def _at_hand(session: Session, edge: Edge, plan: _Plan) -> ReservedBlock | None:
     """A block from the shelf, if there is one. Lock held."""
-    block = session.blocks.pop(plan.length, time.monotonic())
+    block = session.blocks.pop(plan.length)
     # What is asked ahead goes with the put's own message.
     _ask_ahead(session, edge, plan.length)
     return block

@@ -7,13 +7,15 @@ order numbers the frames of one direction where they come by two ways (order.py)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgpack
 
+from connector.core.directory.effects import Descriptor
 from connector.core.errors import ConnectorError, ProtocolViolation
+from connector.wire import hot
 from connector.wire.fields import MAX_WORD, BadField, error_fields
 from connector.wire.messages import BY_CODE, FIRST_BROKER_CODE, MESSAGES, VERSION, Message
 
@@ -48,7 +50,10 @@ def _values(cls: type[Message]) -> Callable[[Message], tuple[Any, ...]]:
     names = cls.__slots__
     if len(names) > 1:
         return attrgetter(*names)
-    return lambda message: tuple([getattr(message, name) for name in names])
+    if names:
+        get = attrgetter(*names)
+        return lambda message: (get(message),)
+    return lambda message: ()
 
 
 _VALUES = {cls: _values(cls) for cls in MESSAGES}
@@ -60,6 +65,23 @@ def _default(value: Any) -> Any:
     if isinstance(value, ConnectorError):
         return error_fields(value)
     raise TypeError(f"{type(value).__name__} does not travel")
+
+
+def encode_told(descriptors: Sequence[Descriptor]) -> bytes:
+    """What a writer tells a reader directly: `[version, [descriptor, …]]`."""
+    packed: bytes = _pack((VERSION, descriptors))
+    return packed
+
+
+def decode_told(frame: bytes) -> list[Descriptor]:
+    """The descriptors in it; ProtocolViolation says what is wrong with it."""
+    value = _unpack(frame)
+    if type(value) is not list or len(value) != 2 or value[0] != VERSION or type(value[1]) is not list:
+        raise ProtocolViolation("what was told is no list of payloads", size=len(frame))
+    try:
+        return [hot.descriptor(item) for item in value[1]]
+    except (BadField, UnicodeEncodeError) as error:
+        raise ProtocolViolation(f"a field of what was told is wrong: {error}", size=len(frame)) from None
 
 
 def decode(frame: bytes, from_broker: bool, max_frame: int = MAX_FRAME) -> Envelope:
