@@ -8,13 +8,13 @@ the window's end is the payload's release.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
 from connector.arena.arena import Arena
-from connector.core.errors import InvalidPayload, InvariantBroken, UnsupportedTensor
-from connector.core.layout import Manifest
+from connector.core.errors import ConnectorError, InvalidPayload, InvariantBroken, UnsupportedTensor
+from connector.core.layout import Manifest, Slot
 from connector.core.specs import DTYPE_BITS, TensorSpec, check_specs, measure
 
 #: From here on a copy gives the GIL back; below, taking it again costs more than the copy.
@@ -38,7 +38,7 @@ _AS_BITS: dict[torch.dtype, torch.dtype] = {
     dtype: _INTEGERS.get(DTYPE_BITS[name], dtype) for dtype, name in _NAMES.items()
 }
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_STRIDED = torch.strided
+_NOT_CARRIED = "this dtype, layout or device is not carried"
 _COMPLEX = frozenset(dtype for dtype in _NAMES if dtype.is_complex)
 
 
@@ -64,8 +64,8 @@ def spec_of(key: str, tensor: object) -> TensorSpec:
     ((_, dtype, shape),) = described({key: tensor})
     spec = TensorSpec(key, dtype, tuple(shape))
     measure(*spec)
-    if isinstance(tensor, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        raise _wrapped(key, tensor)
+    if isinstance(tensor, torch.Tensor):
+        _must_have_bytes(key, tensor)
     return spec
 
 
@@ -78,8 +78,8 @@ def specs_of(payload: object) -> tuple[TensorSpec, ...]:
 
 
 def described(payload: object) -> tuple[TensorSpec, ...]:
-    """specs_of without check_specs, for those who know these specs already, and without a look for functorch, which
-    copy_in takes. Keys may be of any type; a shape is a tuple of torch's own kind."""
+    """specs_of without check_specs, for those who know these specs already, and without what copy_payload looks for.
+    Keys may be of any type; a shape is a tuple of torch's own kind."""
     if type(payload) is not dict and not isinstance(payload, Mapping):
         raise InvalidPayload(f"a payload is a dict[str, Tensor], not {type(payload).__name__}")
     specs = []
@@ -87,11 +87,42 @@ def described(payload: object) -> tuple[TensorSpec, ...]:
         if type(tensor) is not torch.Tensor:
             tensor = _plain(key, tensor)
         dtype = _NAMES.get(tensor.dtype)
-        if dtype is None or tensor.layout is not _STRIDED or tensor.is_nested or tensor.is_meta:
-            raise _unsupported(key, tensor, "this dtype, layout or device is not carried")
-        # As TensorSpec(...) makes it, without the call: this is done for every tensor of every chunk.
-        specs.append(tuple.__new__(TensorSpec, (key, dtype, tensor.shape)))
+        if dtype is None:
+            raise _unsupported(key, tensor, _NOT_CARRIED)
+        try:
+            # As TensorSpec(...) makes it, without the call: this is done for every tensor of every chunk.
+            specs.append(tuple.__new__(TensorSpec, (key, dtype, tensor.shape)))
+        except RuntimeError:
+            raise _unsupported(key, tensor, _NOT_CARRIED) from None
     return tuple(specs)
+
+
+def copy_payload(arena: Arena, base: int, slots: Sequence[Slot], tensors: Iterable[torch.Tensor]) -> None:
+    """copy_in for each tensor of a payload, to its slot behind `base`; errors name the key, too."""
+    if base < arena.data_begin or (slots and base + slots[-1].offset + slots[-1].nbytes > arena.end) or arena.readonly:
+        raise InvariantBroken("a payload lies outside of the arena, or the mapping is read-only", offset=base)
+    place = arena.address + base
+    for (key, _, _, offset, nbytes), tensor in zip(slots, tensors, strict=True):
+        if (
+            type(tensor) is torch.Tensor
+            and 0 < nbytes < HELD_BELOW
+            and tensor.is_cpu
+            and tensor.nbytes == nbytes
+            and tensor.is_contiguous()
+            and not tensor.is_neg()
+            and tensor.dtype not in _COMPLEX
+        ):
+            try:
+                pointer = tensor.data_ptr()
+            except RuntimeError:
+                pointer = 0
+            if pointer:
+                _memmove_held(place + offset, pointer, nbytes)
+                continue
+        try:
+            copy_in(arena, base + offset, tensor, nbytes)
+        except ConnectorError as error:
+            raise type(error)(error.message, **{"key": key, **error.facts}) from error
 
 
 def copy_in(arena: Arena, position: int, tensor: torch.Tensor, nbytes: int) -> None:
@@ -99,7 +130,7 @@ def copy_in(arena: Arena, position: int, tensor: torch.Tensor, nbytes: int) -> N
 
     `nbytes` is its spec's; the tensor passed `described`. Above 64 KiB the GIL is free meanwhile; a
     device tensor has arrived when this returns. InvalidPayload: it has another size now, or no storage.
-    UnsupportedTensor: functorch-wrapped.
+    UnsupportedTensor: sparse, mkldnn, nested, meta or functorch-wrapped.
     InvariantBroken: the slot lies outside of the arena's data.
     """
     if type(tensor) is not torch.Tensor:
@@ -111,14 +142,14 @@ def copy_in(arena: Arena, position: int, tensor: torch.Tensor, nbytes: int) -> N
             "a slot lies outside of the arena, or the mapping is read-only", offset=position, size=nbytes
         )
     if nbytes == 0:
+        _must_have_bytes(None, tensor)
         return
     try:
         pointer = tensor.data_ptr()
     except RuntimeError:
         pointer = 0
     if not pointer:
-        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            raise _wrapped(None, tensor)
+        _must_have_bytes(None, tensor)
         raise InvalidPayload("a tensor's storage was freed", size=nbytes)
     bent = tensor.is_neg() or (tensor.dtype in _COMPLEX and tensor.is_conj())
     if tensor.is_cpu and not bent and tensor.is_contiguous():
@@ -194,8 +225,12 @@ def _plain(key: str | None, tensor: object) -> torch.Tensor:
     return tensor if type(tensor) in _PLAIN else _stripped(key, tensor)
 
 
-def _wrapped(key: str | None, tensor: torch.Tensor) -> UnsupportedTensor:
-    return _unsupported(key, tensor, "a tensor inside a functorch transform has no bytes of its own")
+def _must_have_bytes(key: str | None, tensor: torch.Tensor) -> None:
+    """UnsupportedTensor if its values do not lie in memory of its own, one behind the other."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+        raise _unsupported(key, tensor, _NOT_CARRIED)
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise _unsupported(key, tensor, "a tensor inside a functorch transform has no bytes of its own")
 
 
 def _stripped(key: str | None, tensor: torch.Tensor) -> torch.Tensor:

@@ -58,6 +58,8 @@ class BlockCache:
         #: Bytes that the broker lets one session reserve ahead.
         self.limit = 0
         self.bytes = 0
+        #: The class of the last pop has less than half of what it wants.
+        self.low = False
 
     def pop(self, size: int) -> ReservedBlock | None:
         """A block of the class, if one is at hand; a miss makes the class want more."""
@@ -65,11 +67,14 @@ class BlockCache:
         if shelf is None:
             shelf = self._shelves[size] = _Shelf()
         shelf.fresh = True
-        if shelf.blocks:
+        blocks = shelf.blocks
+        if blocks:
             # The last that came: its memory is the warmest.
-            block = shelf.blocks.pop()
+            block = blocks.pop()
             self.bytes -= block.length
+            self.low = len(blocks) + shelf.asked <= shelf.want // 2
             return block
+        self.low = True
         first, most = (FIRST_SMALL, MOST_SMALL) if size <= SMALL else (FIRST, MOST_AHEAD)
         shelf.want = min(max(2 * shelf.want, first), most)
         return None

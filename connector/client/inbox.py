@@ -260,17 +260,21 @@ class Channel:
             while queue.items:
                 item = queue.items[0]
                 if type(item) is Arrived:
-                    queue.leaves(item)
                     life = item.descriptor.life
+                    if (life, item.descriptor.index) > queue.newest:
+                        queue.leaves(item)
                 else:
                     ended = True
                 queue.items.popleft()
                 got.append((rid, item))
                 if type(item) is FailMark:
                     break
-            if life:
+            if life and self.taken_life.get(rid) != life:
                 self._note_taken(rid, life)
-            self._tidy(rid, queue, ended)
+            if ended or queue.items:
+                self._tidy(rid, queue, ended)
+            else:
+                del self.fresh[rid]
         return got
 
     def forget(self, rid: str, aborted: int | None = None) -> tuple[list[Arrived], deque[TakeWait]]:

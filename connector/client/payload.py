@@ -79,11 +79,19 @@ def open_payload(arrived: Arrived, arena: Arena, copy: bool, last: bool, free: C
     Raises Broken, with the hold freed, if manifest and block do not fit each other.
     """
     told = arrived.descriptor
+    offset, generation = told.handle
     release = partial(free, arrived.arena.uuid, arrived.hold)
     try:
-        _check_place(arrived, arena)
+        if (
+            offset < arena.data_begin
+            or offset + told.length > arena.end
+            or (offset | told.data_offset) & 63
+            or not 64 <= told.data_offset <= told.length
+            or arena.segment.words[offset >> 3] != generation
+        ):
+            _check_place(arrived, arena)
         manifest = layouts.read(told.manifest, told.length - told.data_offset)
-        found = tensors.views(arena, told.handle.offset + told.data_offset, manifest, release)
+        found = tensors.views(arena, offset + told.data_offset, manifest, release)
     except (ProtocolViolation, Broken) as error:
         release()
         raise Broken(

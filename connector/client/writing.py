@@ -66,7 +66,10 @@ def put_now(session: Session, edge: Edge, items: Sequence[Item]) -> list[Ticket]
     with session.lock:
         # A short copy is made under the lock: to take it twice would cost more.
         indexes = _admit(session, edge, items)
-        block = _at_hand(session, edge, plan)
+        block = session.blocks.pop(plan.length)
+        if session.blocks.low:
+            # What is asked ahead goes with the put's own message.
+            _ask_ahead(session, edge, plan.length)
         if block is None:
             return None
         tickets = None
@@ -108,10 +111,9 @@ def _copy(items: Sequence[Item], plan: _Plan, block: ReservedBlock) -> None:
     arena, base = block.arena, block.handle.offset + plan.data_offset
     for item, laid in zip(items, plan.laid, strict=True):
         try:
-            for slot, tensor in zip(laid.manifest.slots, item.payload.values(), strict=True):
-                tensors.copy_in(arena, base + slot.offset, tensor, slot.nbytes)
+            tensors.copy_payload(arena, base, laid.manifest.slots, item.payload.values())
         except ConnectorError as error:
-            raise type(error)(error.message, **{"rid": item.rid, "key": slot.key, **error.facts}) from error
+            raise type(error)(error.message, **{"rid": item.rid, **error.facts}) from error
 
 
 def _plan(session: Session, edge: Edge, items: Sequence[Item]) -> _Plan:
@@ -174,10 +176,11 @@ _lay_out_remembered = lru_cache(PLANS)(_lay_out)
 
 def _admit(session: Session, edge: Edge, items: Sequence[Item]) -> list[int]:
     """The index of each item, if all of them may be put. Lock held."""
-    session.must_be_open()
+    if session.closed or session.orphaned is not None:
+        session.must_be_open()
     if len(items) == 1:
-        item = items[0]
-        return [session.outgoing.admit(edge, item.rid, item.index, item.attempt)]
+        rid, _, index, _, attempt, _ = items[0]
+        return [session.outgoing.admit(edge, rid, index, attempt)]
     indexes: list[int] = []
     placed: dict[str, int] = {}
     for item in items:
@@ -192,8 +195,8 @@ def _admit(session: Session, edge: Edge, items: Sequence[Item]) -> list[int]:
 def _at_hand(session: Session, edge: Edge, plan: _Plan) -> ReservedBlock | None:
     """A block from the shelf, if there is one. Lock held."""
     block = session.blocks.pop(plan.length)
-    # What is asked ahead goes with the put's own message.
-    _ask_ahead(session, edge, plan.length)
+    if session.blocks.low:
+        _ask_ahead(session, edge, plan.length)
     return block
 
 
@@ -252,10 +255,10 @@ def _seal(
         raise BrokerLost("the broker was started anew while the payload was copied", path=session.tried)
     members: list[Member] = []
     tickets: list[Ticket] = []
-    for item, index, laid in zip(items, indexes, plan.laid, strict=True):
-        member = (item.rid, index, item.attempt, item.flags, item.readers, laid.packed, laid.nbytes)
+    for (rid, _, _, flags, attempt, readers), index, laid in zip(items, indexes, plan.laid, strict=True):
+        member = (rid, index, attempt, flags, readers, laid.packed, laid.nbytes)
         members.append(tuple.__new__(Member, member))
-        tickets.append(Ticket(edge, item.rid, index))
+        tickets.append(Ticket(edge, rid, index))
     meta = pack_meta(edge, members)
     offset, generation = block.handle
     arena_blocks.write_header(

@@ -75,7 +75,10 @@ def encode_told(descriptors: Sequence[Descriptor]) -> bytes:
 
 def decode_told(frame: bytes) -> list[Descriptor]:
     """The descriptors in it; ProtocolViolation says what is wrong with it."""
-    value = _unpack(frame)
+    try:
+        value = msgpack.unpackb(frame)
+    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
+        raise ProtocolViolation(f"what was told is not msgpack: {error}", size=len(frame)) from None
     if type(value) is not list or len(value) != 2 or value[0] != VERSION or type(value[1]) is not list:
         raise ProtocolViolation("what was told is no list of payloads", size=len(frame))
     try:

@@ -55,12 +55,12 @@ def _stop_at(pipe: Pipe, stage: str) -> None:
         _rest()
 
     copies: list[int] = []
-    copy_in, seal = tensors.copy_in, blocks.seal
+    copy, seal = tensors.copy_payload, blocks.seal
 
     def stopping_copy(*arguments: Any) -> None:
         if stage == "reserved":
             stop()
-        copy_in(*arguments)
+        copy(*arguments)
         copies.append(1)
         if stage == "copying":
             stop()
@@ -72,7 +72,7 @@ def _stop_at(pipe: Pipe, stage: str) -> None:
         stop()
 
     if stage in ("reserved", "copying"):
-        vars(tensors)["copy_in"] = stopping_copy
+        vars(tensors)["copy_payload"] = stopping_copy
     else:
         vars(blocks)["seal"] = stopping_seal
 

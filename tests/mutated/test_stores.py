@@ -57,14 +57,14 @@ def test_a_put_copies_then_writes_the_header_then_the_ready_word_then_says_so(mo
         edge = node.edge("a", "b")
         really_post = Session.post
         with monkeypatch.context() as patch:
-            patch.setattr(tensors, "copy_in", noted("bytes", tensors.copy_in))
+            patch.setattr(tensors, "copy_payload", noted("bytes", tensors.copy_payload))
             patch.setattr(blocks, "write_header", noted("header", blocks.write_header))
             patch.setattr(blocks, "seal", noted("ready", blocks.seal))
             patch.setattr(Session, "post", post)
             edge.put("r", {"x": torch.zeros(3), "y": torch.zeros(3)})
         node.flush()
         node.abort("r")
-    assert done == ["bytes", "bytes", "header", "ready", "Seal"]
+    assert done == ["bytes", "header", "ready", "Seal"]
 
 
 def test_a_reserved_block_is_no_payload_of_its_former_owner(store: Store) -> None:
