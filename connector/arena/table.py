@@ -130,13 +130,19 @@ class Table:
 
     def reserve(self, entry: int, offset: int, length: int, session: int, generation: int) -> None:
         """Commits a reservation. offset, length: bytes in the arena's segment. InvariantBroken: out of range."""
-        word = self._word(RESERVED, generation)
-        if fault := self._fault(Entry(RESERVED, generation, offset, length, session)):
+        words = self.segment.words
+        if not (
+            0 < generation < words[header.W_CEILING]
+            and DATA_BEGIN <= offset <= DATA_BEGIN + self.arena_size - length
+            and not offset % ALIGN
+            and length > 0
+        ):
+            fault = self._fault(Entry(RESERVED, generation, offset, length, session))
             raise InvariantBroken(
                 f"a reservation is wrong: {fault}", offset=offset, length=length, generation=generation
             )
+        word = RESERVED << STATE_SHIFT | generation
         at = self._at(entry)
-        words = self.segment.words
         words[at + 1] = offset
         words[at + 2] = length
         words[at + 3] = session

@@ -12,7 +12,7 @@ from connector.arena.prefault import Prefault
 from connector.arena.segment import SHM_DIR
 from connector.arena.table import Table
 from connector.broker.rundir import RunDir
-from connector.core.directory.effects import Effect, FreeEntry, RaiseCeiling, ToSession, WriteEntry
+from connector.core.directory.effects import Effect, FreeEntry, RaiseCeiling, WriteEntry
 
 
 class Store:
@@ -36,16 +36,16 @@ class Store:
 
     def perform(self, effect: Effect) -> bool:
         """Apply an effect on shared memory, body before word; False if it is none of these."""
-        if isinstance(effect, ToSession):
-            return False
-        if isinstance(effect, WriteEntry):
-            blocks.clear_ready(self.arena, effect.handle.offset)
-            self.table.reserve(
-                effect.entry, effect.handle.offset, effect.length, effect.session, effect.handle.generation
-            )
-        elif isinstance(effect, FreeEntry):
+        kind = type(effect)
+        if kind is WriteEntry:
+            assert isinstance(effect, WriteEntry)
+            offset, generation = effect.handle
+            blocks.clear_ready(self.arena, offset)
+            self.table.reserve(effect.entry, offset, effect.length, effect.session, generation)
+        elif kind is FreeEntry:
+            assert isinstance(effect, FreeEntry)
             self.table.set_free(effect.entry, effect.handle.generation)
-        elif isinstance(effect, RaiseCeiling):
+        elif kind is RaiseCeiling:
             self.table.raise_ceiling()
         else:
             return False

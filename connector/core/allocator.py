@@ -4,6 +4,10 @@ Holes stand in classes: each power of two is split in 16, so that a class holds 
 of each other. One bitmap says which classes hold a hole, and each class is a heap, largest first:
 the request's own class is asked first and fits closest; any hole of a higher class fits surely.
 So a reserve fails only if no hole is large enough, and its cost does not grow with what is live.
+
+What is freed first waits in a stack, for the next reserve of just that length: most blocks are like the ones before
+them, and the one that was freed last is the one that is in the cache. The stack becomes holes, joined with their
+neighbours, as soon as anything else is asked for or freed.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ from connector.core.names import Handle
 _SPLIT_BITS = 4
 #: Entries of past holes that a class may keep beside as many as it has holes.
 _STALE_SLACK = 16
+#: Freed extents of one length that are kept for the next of that length.
+MOST_STACKED = 256
 
 
 class Extent(NamedTuple):
@@ -55,6 +61,8 @@ class Allocator:
         self._used = 0
         self._generation = 0
         self._holes = _Holes(align)
+        #: Freed and not yet holes: begins, by length.
+        self._stacks: dict[int, list[int]] = {}
         if begin < end:
             self._holes.add(begin, end)
 
@@ -76,6 +84,7 @@ class Allocator:
     @property
     def largest_hole(self) -> int:
         """Bytes of the largest hole, and so of the largest extent that could be reserved now."""
+        self._join()
         return self._holes.largest()
 
     @property
@@ -105,6 +114,7 @@ class Allocator:
 
     def holes(self) -> Iterator[tuple[int, int]]:
         """(offset, length) of the holes in offset order."""
+        self._join()
         return ((begin, end - begin) for begin, end in sorted(self._holes.end_of.items()))
 
     def reserve(self, nbytes: int, generation: int) -> Extent | None:
@@ -121,6 +131,13 @@ class Allocator:
                 last_generation=self._generation,
             )
         length = max(self._align, (nbytes + self._align - 1) & -self._align)
+        stack = self._stacks.get(length)
+        if stack:
+            extent = Extent(stack.pop(), length, generation)
+            self._keep(extent)
+            return extent
+        if stack is None and self._stacks:
+            self._join()
         begin = self._holes.find(length)
         if begin is None:
             return None
@@ -133,7 +150,13 @@ class Allocator:
             raise Refused("no live block has this handle", offset=handle.offset, generation=handle.generation)
         del self._live[extent.offset]
         self._used -= extent.length
-        self._holes.add(extent.offset, extent.end)
+        stack = self._stacks.get(extent.length)
+        if stack is None:
+            self._join()
+            stack = self._stacks[extent.length] = []
+        stack.append(extent.offset)
+        if len(stack) > MOST_STACKED:
+            self._join()
         return extent
 
     def adopt(self, offset: int, length: int, generation: int) -> Extent:
@@ -147,6 +170,7 @@ class Allocator:
         facts = {"offset": offset, "length": length, "generation": generation}
         if offset % self._align or length % self._align or length <= 0 or generation < 1:
             raise InvariantBroken("an adopted extent is not aligned, or has no generation", **facts, align=self._align)
+        self._join()
         hole = self._holes.around(offset, extent.end)
         if hole is None:
             raise InvariantBroken("an adopted extent is not wholly free", **facts, begin=self._begin, end=self._end)
@@ -157,7 +181,8 @@ class Allocator:
         if any(offset != extent.offset for offset, extent in self._live.items()):
             raise InvariantBroken("a live extent stands under another offset")
         live = [(extent.offset, extent.end, True) for extent in self._live.values()]
-        tiles = sorted(live + [(begin, end, False) for begin, end in self._holes.end_of.items()])
+        stacked = [(begin, begin + length, True) for length, stack in self._stacks.items() for begin in stack]
+        tiles = sorted(live + stacked + [(begin, end, False) for begin, end in self._holes.end_of.items()])
         at = self._begin
         for begin, end, _ in tiles:
             if begin != at or end <= begin or begin % self._align:
@@ -176,10 +201,21 @@ class Allocator:
 
     def _take(self, hole: int, extent: Extent) -> Extent:
         self._holes.carve(hole, extent.offset, extent.end)
+        self._keep(extent)
+        return extent
+
+    def _keep(self, extent: Extent) -> None:
         self._live[extent.offset] = extent
         self._used += extent.length
-        self._generation = max(self._generation, extent.generation)
-        return extent
+        if extent.generation > self._generation:
+            self._generation = extent.generation
+
+    def _join(self) -> None:
+        """What is stacked becomes holes."""
+        stacks, self._stacks = self._stacks, {}
+        for length, stack in stacks.items():
+            for begin in stack:
+                self._holes.add(begin, begin + length)
 
 
 class _Holes:

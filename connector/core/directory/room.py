@@ -72,10 +72,10 @@ def _reserve_ahead(state: State, session: Session, event: Reserve) -> None:
 def serve(state: State) -> None:
     """Give room to those who wait, until nobody can have any."""
     state.room_changed = False
-    while _serve_one(state):
-        pass
-    if not any(edge.waiters for edge in state.edges.values()):
-        _end_recall(state)
+    while any(edge.waiters for edge in state.edges.values()):
+        if not _serve_one(state):
+            return
+    _end_recall(state)
 
 
 def _serve_one(state: State) -> bool:
