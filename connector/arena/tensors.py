@@ -64,8 +64,7 @@ def spec_of(key: str, tensor: object) -> TensorSpec:
     ((_, dtype, shape),) = described({key: tensor})
     spec = TensorSpec(key, dtype, tuple(shape))
     measure(*spec)
-    if isinstance(tensor, torch.Tensor):
-        _must_have_bytes(key, tensor)
+    _must_have_bytes(key, _plain(key, tensor))
     return spec
 
 
@@ -103,22 +102,23 @@ def copy_payload(arena: Arena, base: int, slots: Sequence[Slot], tensors: Iterab
         raise InvariantBroken("a payload lies outside of the arena, or the mapping is read-only", offset=base)
     place = arena.address + base
     for (key, _, _, offset, nbytes), tensor in zip(slots, tensors, strict=True):
-        if (
-            type(tensor) is torch.Tensor
-            and 0 < nbytes < HELD_BELOW
-            and tensor.is_cpu
-            and tensor.nbytes == nbytes
-            and tensor.is_contiguous()
-            and not tensor.is_neg()
-            and tensor.dtype not in _COMPLEX
-        ):
+        pointer = 0
+        if type(tensor) is torch.Tensor and 0 < nbytes < HELD_BELOW:
             try:
-                pointer = tensor.data_ptr()
+                if (
+                    tensor.is_cpu
+                    and tensor.nbytes == nbytes
+                    and tensor.is_contiguous()
+                    and not tensor.is_neg()
+                    and tensor.dtype not in _COMPLEX
+                ):
+                    pointer = tensor.data_ptr()
             except RuntimeError:
+                # It has no such thing; copy_in says why.
                 pointer = 0
-            if pointer:
-                _memmove_held(place + offset, pointer, nbytes)
-                continue
+        if pointer:
+            _memmove_held(place + offset, pointer, nbytes)
+            continue
         try:
             copy_in(arena, base + offset, tensor, nbytes)
         except ConnectorError as error:

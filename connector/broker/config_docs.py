@@ -59,7 +59,7 @@ def _type(entry: dict[str, Any]) -> str:
     if "enum" in plain:
         text = ", ".join(f"`{choice}`" for choice in plain["enum"])
     else:
-        names = {"integer": "integer", "number": "number", "string": "text", "array": "list"}
+        names = {"integer": "integer", "number": "number", "string": "text", "array": "list", "boolean": "boolean"}
         text = plain.get("kind") or names[plain["type"]]
         text += _range(plain)
     return text + ("; or `null`" if nullable else "")

@@ -247,7 +247,8 @@ class Channel:
             _remember(self.ended_life, rid, queue.closed_life)
             if not queue.waits:
                 self.claimed.discard(rid)
-        if not queue.items and not queue.waits and (ended or queue.newest == (0, -1)):
+        over = ended and queue.newest[0] <= queue.closed_life
+        if not queue.items and not queue.waits and not queue.parked and (over or queue.newest == (0, -1)):
             self.queues.pop(rid, None)
 
     def poll_all(self) -> list[tuple[str, Item]]:
@@ -300,7 +301,8 @@ class Channel:
             self.fresh[rid] = None
         else:
             self.fresh.pop(rid, None)
-            if not queue.parked:
+            # What follows of a newer life is told behind what came of it.
+            if not queue.parked and queue.newest[0] <= meant:
                 del self.queues[rid]
         return unread, waits
 

@@ -42,6 +42,8 @@ class Inlet:
         self._reading = threading.Lock()
         #: The thread that has `_reading`, soon after it has it.
         self._reader = 0
+        #: The link's own.
+        self._thread = -1
         self._nudge = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller = select.epoll()
         self._poller.register(self._nudge, select.EPOLLIN)
@@ -122,7 +124,7 @@ class Inlet:
             self._rest()
             return
         try:
-            self._reader = get_ident()
+            self._reader = self._thread = get_ident()
             self._apply_all()
             for _ in range(TURN):
                 ready = self._poller.poll(0)
@@ -170,9 +172,19 @@ class Inlet:
             self._after()
 
     def drain(self) -> None:
-        """Read what is there, if the link's thread does not."""
-        if not self._listens:
-            self.lead(_never, 0.0)
+        """Read what is there now, in the caller's thread. Another caller that leads reads it by itself."""
+        if not self._session.up or not self._reading.acquire(blocking=self._reader == self._thread):
+            return
+        try:
+            self._reader = get_ident()
+            if not self._came:
+                self._hear(0)
+        finally:
+            self._reader = 0
+            self._reading.release()
+            if self._left_over or self._came or self.ended:
+                self._left_over = False
+                self._wake()
 
     def _after(self) -> None:
         """Nobody leads any more: the link's thread goes on with what is left, and listens, if not soon somebody else
@@ -205,6 +217,8 @@ class Inlet:
         for _ in range(TURN):
             if not ready:
                 return True
+            if len(ready) > 1:
+                ready.sort(key=self._is_lifeline)
             for fd, _ in ready:
                 if fd == self._nudge:
                     os.eventfd_read(fd)
@@ -213,6 +227,10 @@ class Inlet:
                     return False
             ready = poll(0)
         return True
+
+    def _is_lifeline(self, ready: tuple[int, int]) -> bool:
+        """What was told directly comes first: the broker's word may be the answer to who asks whether it has come."""
+        return self._lifeline is not None and ready[0] == self._lifeline.stream.fileno()
 
     # -- whoever reads ----------------------------------------------------------------------------
 
@@ -233,16 +251,16 @@ class Inlet:
         return True
 
     def _apply_all(self) -> None:
+        for pair in list(self._pairs.values()):
+            self._apply_told(pair)
+            if pair.ended:
+                self._drop(pair)
         while self._came:
             packet = self._came[0]
             if packet[1]:
                 self._session.passed.extend(passed(packet))
             self._apply(packet[0])
             self._came.popleft()
-        for pair in list(self._pairs.values()):
-            self._apply_told(pair)
-            if pair.ended:
-                self._drop(pair)
 
     def _apply(self, frame: bytes) -> None:
         for envelope in self._arriving.take(self._decode(frame)):
@@ -299,7 +317,3 @@ class Inlet:
         except ProtocolViolation as error:
             log.error("what came cannot be read: %s", error)
             return Envelope(0, [])
-
-
-def _never() -> bool:
-    return False

@@ -45,6 +45,7 @@ PLANS, PLAN_KEYS = 512, 512
 class _Plan(NamedTuple):
     """A step's layout: by member, where data begins, and the block's length."""
 
+    edge: Edge
     laid: tuple[Laid, ...]
     data_offset: int
     data_bytes: int
@@ -113,7 +114,7 @@ def _copy(items: Sequence[Item], plan: _Plan, block: ReservedBlock) -> None:
         try:
             tensors.copy_payload(arena, base, laid.manifest.slots, item.payload.values())
         except ConnectorError as error:
-            raise type(error)(error.message, **{"rid": item.rid, **error.facts}) from error
+            raise _of_item(error, item, plan.edge) from error
 
 
 def _plan(session: Session, edge: Edge, items: Sequence[Item]) -> _Plan:
@@ -168,7 +169,7 @@ def _lay_out(edge: Edge, specs: tuple[tuple[TensorSpec, ...], ...], rid_chars: i
     if pool and need > pool:
         raise PayloadTooLarge("the payload can never fit into the pool", size=need, limit=pool)
     length = size_class(need)
-    return _Plan(tuple(laid), data_offset, size, min(length, pool) if pool else length)
+    return _Plan(edge, tuple(laid), data_offset, size, min(length, pool) if pool else length)
 
 
 _lay_out_remembered = lru_cache(PLANS)(_lay_out)

@@ -118,11 +118,14 @@ class Serving:
         line = lifeline.Lifeline(stream, os.getpid(), os.geteuid(), -1, TOKEN) if vouched else None
         settings = config.load(None, {}, {"run_dir": run_dir.path, "pool": "1MiB"}).config
         self.service = Service(
-            settings, self.store, self._send, nothing, nothing, self._gone, lambda _: line, time.monotonic
+            settings, self.store, self._send, nothing, nothing, self._gone, self._pass_on, lambda _: line, time.monotonic
         )
 
     def _send(self, token: bytes, message: msg.Message | None) -> None:
         self.said.append(message)
+
+    def _pass_on(self, token: bytes, message: msg.Peer, passed: socket.socket) -> None:
+        passed.close()
 
     def _gone(self, token: bytes, applied: int) -> None:
         self.said.append(None)

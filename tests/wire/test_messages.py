@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from connector.core.directory.effects import Descriptor, Notice
-from connector.core.directory.events import Hold, Member, Span
+from connector.core.directory.effects import Descriptor, Notice, Way
+from connector.core.directory.events import Hold, Member, Span, Told
 from connector.core.errors import BY_CODE as ERRORS
 from connector.core.errors import ConnectorError, PoolFull, ProtocolViolation
 from connector.core.names import MAX_INDEX, MAX_READERS, MAX_RID_BYTES, MAX_STAGE_BYTES, Edge, Handle
@@ -109,10 +109,13 @@ PLACE, MANIFEST = number(0, 2**24), octets(0, 2**26)
 HOLD = struct(Hold, HANDLE, PLACE, ANY_READER)
 SPAN = struct(Span, HANDLE, PLACE, number(1, 2**24 + 1), ANY_READER)
 MEMBER = struct(Member, RID, INDEX, INDEX, number(0, 3), number(1, MAX_READERS), MANIFEST, WORD)
+BEHIND = number(-1, MAX_INDEX)
 DESCRIPTOR = struct(
-    Descriptor, EDGE, ANY_READER, RID, WORD, INDEX, INDEX, number(0, 7), HANDLE, WORD, WORD, PLACE, MANIFEST
+    Descriptor, EDGE, ANY_READER, RID, WORD, INDEX, INDEX, number(0, 7), HANDLE, WORD, WORD, PLACE, MANIFEST, BEHIND
 )
 NOTICE = struct(Notice, WORD, RID, text(65_536), WORD, WORD, many(EDGE, 64))
+WAY = struct(Way, EDGE, RID, WORD, WORD, WORD)
+TOLD = struct(Told, PLACE, number(1, 2**24 + 1), WORD)
 BLOCK = struct(lambda handle, length: (handle, length), HANDLE, WORD)
 SESSION_FACTS = st.dictionaries(st.sampled_from(["rid", "key", "size", "age"]), SCALARS, max_size=3)
 ERROR = Kind(
@@ -124,10 +127,10 @@ ERROR = Kind(
 )
 
 FIELDS: dict[type[msg.Message], list[Kind]] = {
-    msg.Hello: [TOKEN, short(MAX_STAGE_BYTES), text(64), FLAG, many(HANDLE, 100_000)],
+    msg.Hello: [TOKEN, short(MAX_STAGE_BYTES), text(64), FLAG, many(HANDLE, 100_000), FLAG],
     msg.Reserve: [WORD, EDGE, many(WORD, 4096), SECONDS, many(RID, 4096), FLAG],
     msg.Return: [WORD, many(HANDLE, 100_000)],
-    msg.Seal: [WORD, WORD, EDGE, HANDLE, WORD, many(MEMBER, 100_000)],
+    msg.Seal: [WORD, WORD, EDGE, HANDLE, WORD, many(MEMBER, 100_000), many(TOLD, 100_000)],
     msg.Release: [WORD, many(SPAN, 100_000)],
     msg.Took: [many(SPAN, 100_000)],
     msg.Subscribe: [WORD, EDGE, READER, number(1, MAX_READERS), FLAG, FLAG],
@@ -145,13 +148,14 @@ FIELDS: dict[type[msg.Message], list[Kind]] = {
     msg.Inspect: [WORD, EDGE, RID, number(-1, MAX_INDEX)],
     msg.Remove: [WORD, EDGE, RID, number(-1, MAX_INDEX), FLAG],
     msg.Story: [WORD, text(MAX_RID_BYTES)],
+    msg.FellBack: [EDGE, many(RID, 100_000)],
     msg.Welcome: [WORD, WORD, TOKEN, WORD, FLAG, FACTS],
     msg.Grant: [WORD, many(BLOCK, 4096)],
     msg.Failure: [WORD, ERROR],
     msg.Answer: [WORD, FACTS],
     msg.Deliver: [many(DESCRIPTOR, 100_000)],
-    msg.Ended: [EDGE, READER, RID, WORD, INDEX],
-    msg.StreamFailed: [EDGE, ANY_READER, RID, WORD, ERROR],
+    msg.Ended: [EDGE, READER, RID, WORD, INDEX, BEHIND],
+    msg.StreamFailed: [EDGE, ANY_READER, RID, WORD, ERROR, BEHIND, WORD],
     msg.PutFailed: [WORD, number(0, 100_000), ERROR],
     msg.PutNoted: [WORD, number(0, 100_000), short(32)],
     msg.Notices: [many(NOTICE, 100_000), FLAG],
@@ -162,15 +166,18 @@ FIELDS: dict[type[msg.Message], list[Kind]] = {
     msg.Stopping: [],
     msg.Rows: [WORD, LIST, WORD],
     msg.Shown: [WORD, DESCRIPTOR],
+    msg.Peer: [WORD],
+    msg.Direct: [many(WAY, 100_000)],
 }
 
 #: Names and numbers on the wire: they never change, and a new one is added at the end of its direction.
 CODES = {
     1: "Hello", 2: "Reserve", 3: "Return", 4: "Seal", 5: "Release", 6: "Took", 7: "Subscribe", 8: "Claim", 9: "Await",
     10: "Cancel", 11: "Begin", 12: "Finish", 13: "Abort", 14: "Bye", 15: "Pong", 16: "Status", 17: "ListPage",
-    18: "Inspect", 19: "Remove", 20: "Story", 21: "Enter", 64: "Welcome", 66: "Grant", 67: "Failure", 68: "Answer",
+    18: "Inspect", 19: "Remove", 20: "Story", 21: "Enter", 22: "FellBack", 64: "Welcome", 66: "Grant", 67: "Failure",
+    68: "Answer",
     69: "Deliver", 70: "Ended", 71: "StreamFailed", 72: "PutFailed", 73: "PutNoted", 74: "Notices", 75: "Drop",
-    76: "Recall", 77: "Ping", 78: "Resend", 79: "Stopping", 80: "Rows", 81: "Shown",
+    76: "Recall", 77: "Ping", 78: "Resend", 79: "Stopping", 80: "Rows", 81: "Shown", 82: "Peer", 83: "Direct",
 }  # fmt: skip
 BY_CLASS = [pytest.param(cls, id=cls.__name__) for cls in FIELDS]
 
