@@ -117,9 +117,8 @@ class Serving:
         self.said: list[msg.Message | None] = []
         line = lifeline.Lifeline(stream, os.getpid(), os.geteuid(), -1, TOKEN) if vouched else None
         settings = config.load(None, {}, {"run_dir": run_dir.path, "pool": "1MiB"}).config
-        self.service = Service(
-            settings, self.store, self._send, nothing, nothing, self._gone, self._pass_on, lambda _: line, time.monotonic
-        )
+        said = (self._send, nothing, nothing, self._gone, self._pass_on)
+        self.service = Service(settings, self.store, *said, lambda _: line, time.monotonic)
 
     def _send(self, token: bytes, message: msg.Message | None) -> None:
         self.said.append(message)
