@@ -135,6 +135,7 @@ def copy_in(arena: Arena, position: int, tensor: torch.Tensor, nbytes: int) -> N
     """
     if type(tensor) is not torch.Tensor:
         tensor = _plain(None, tensor)
+    _must_have_bytes(None, tensor)
     if tensor.nbytes != nbytes:
         raise InvalidPayload("a tensor changed its size while it was put", size=tensor.nbytes, expected=nbytes)
     if position < arena.data_begin or position + nbytes > arena.end or arena.readonly:
@@ -142,14 +143,8 @@ def copy_in(arena: Arena, position: int, tensor: torch.Tensor, nbytes: int) -> N
             "a slot lies outside of the arena, or the mapping is read-only", offset=position, size=nbytes
         )
     if nbytes == 0:
-        _must_have_bytes(None, tensor)
         return
-    try:
-        pointer = tensor.data_ptr()
-    except RuntimeError:
-        pointer = 0
-    if not pointer:
-        _must_have_bytes(None, tensor)
+    if not (pointer := tensor.data_ptr()):
         raise InvalidPayload("a tensor's storage was freed", size=nbytes)
     bent = tensor.is_neg() or (tensor.dtype in _COMPLEX and tensor.is_conj())
     if tensor.is_cpu and not bent and tensor.is_contiguous():

@@ -29,7 +29,12 @@ def shared() -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+    ("how", "code"),
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.long),
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGKILL, -signal.SIGKILL, marks=pytest.mark.long),
+    ],
 )
 def test_nothing_stays(how: signal.Signals, code: int, temporary: Path) -> None:
     before = shared()

@@ -110,6 +110,7 @@ def test_a_flipped_bit_is_seen(key: str) -> None:
         maker.check(payload)
 
 
+@pytest.mark.long
 def test_growth_is_measured_along_each_axis() -> None:
     small, large = growth.over_live((1, 20), 5, "64MiB", heard)
     assert (small.value, large.value) == (1, 20) and small.broker_cpu_us > 0 < small.p50_us

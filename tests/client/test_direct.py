@@ -1,0 +1,245 @@
+"""The direct path between real processes: in order with what comes through the broker, and nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+
+import connector
+from connector.client import telling
+from connector.client.inbox import Channel
+from connector.client.rid_queue import Arrived
+from connector.core.directory.effects import Descriptor
+from connector.core.errors import RequestAborted, WriterDied
+from connector.core.names import Edge, Handle
+
+ROOT = Path(__file__).resolve().parents[2]
+HANG = 60.0
+EDGE = Edge("a", "b")
+
+#: A writer that dies by its own hand behind the telling, and before its Seal can have been sent.
+DYING = """
+import os, sys, connector, torch
+from connector.client import telling
+node = connector.connect(stage="a", endpoint=sys.argv[1])
+edge = node.edge("a", "b")
+edge.put("r", {"x": torch.tensor([0])}, last=False)
+node.flush()
+sys.stdin.readline()
+tell = telling.tell
+def told_and_gone(*arguments):
+    print(len(tell(*arguments)), flush=True)
+    os.kill(os.getpid(), 9)
+telling.tell = told_and_gone
+edge.put("r", {"x": torch.tensor([1])}, last=False)
+"""
+
+
+@pytest.fixture
+def host() -> Iterator[connector.Node]:
+    with connector.connect(stage="host", embedded=True, pool="8MiB", log_level="error", direct=True) as node:
+        yield node
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many payloads each put of this process told directly."""
+    counts: list[int] = []
+    tell = telling.tell
+
+    def counting(*arguments: object) -> object:
+        spans = tell(*arguments)  # type: ignore[arg-type]
+        counts.append(sum(span.count for span in spans))
+        return spans
+
+    monkeypatch.setattr(telling, "tell", counting)
+    return counts
+
+
+def _value(number: int) -> dict[str, torch.Tensor]:
+    return {"x": torch.tensor([number])}
+
+
+@pytest.mark.parametrize("how", ["poll", "stream"])
+def test_chunks_told_directly_come_in_order_and_all(host: connector.Node, told: list[int], how: str) -> None:
+    with (
+        connector.connect(stage="a", endpoint=host.endpoint) as writer,
+        connector.connect(stage="b", endpoint=host.endpoint) as reader,
+    ):
+        out, into = writer.edge("a", "b"), reader.edge("a", "b")
+        got: list[int] = []
+        if how == "poll":
+            into.poll()
+        for number in range(700):
+            out.put("r", _value(number), last=number == 699)
+        if how == "stream":
+            got = [int(payload["x"]) for payload in into.stream("r", timeout=HANG)]
+        while len(got) < 700:
+            assert into.wait(HANG)
+            got += [int(payload["x"]) for payload in into.poll().get("r", [])]
+        assert got == list(range(700))
+        for node in (writer, reader):
+            node.finish("r")
+            node.flush()
+        assert list(host.payloads()) == []
+    assert how == "stream" or any(told)
+
+
+def test_a_step_is_told_as_one(host: connector.Node, told: list[int]) -> None:
+    with (
+        connector.connect(stage="a", endpoint=host.endpoint) as writer,
+        connector.connect(stage="b", endpoint=host.endpoint) as reader,
+    ):
+        out, into = writer.edge("a", "b"), reader.edge("a", "b")
+        into.poll()
+        rids = [f"r{number}" for number in range(8)]
+        for step in range(3):
+            out.put_many({rid: _value(step) for rid in rids}, last=step == 2)
+            writer.flush()
+            writer.status()
+            came: dict[str, int] = {}
+            while len(came) < len(rids):
+                assert into.wait(HANG)
+                came |= {rid: int(payloads[0]["x"]) for rid, payloads in into.poll().items()}
+            assert came == dict.fromkeys(rids, step)
+    assert told[-2:] == [8, 8]
+
+
+def test_no_chunk_is_told_directly_where_the_broker_does_not_let_it(told: list[int]) -> None:
+    with connector.connect(stage="host", embedded=True, pool="8MiB", direct=False) as host:
+        with (
+            connector.connect(stage="a", endpoint=host.endpoint) as writer,
+            connector.connect(stage="b", endpoint=host.endpoint) as reader,
+        ):
+            out, into = writer.edge("a", "b"), reader.edge("a", "b")
+            into.poll()
+            for number in range(20):
+                out.put("r", _value(number), last=number == 19)
+            got = [int(payload["x"]) for payload in into.stream("r", timeout=HANG)]
+            assert got == list(range(20)) and told == []
+
+
+def test_what_a_writer_told_and_did_not_seal_is_read_once_and_its_block_stays(host: connector.Node) -> None:
+    """Killed in between: the ready word made it a payload, and the reader's views are on it."""
+    with ExitStack() as nodes:
+        reader = nodes.enter_context(connector.connect(stage="b", endpoint=host.endpoint))
+        into = reader.edge("a", "b")
+        into.poll()
+        process = nodes.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-c", DYING, host.endpoint],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+            )
+        )
+        assert process.stdin is not None and process.stdout is not None
+        held = []
+        while not held:
+            assert into.wait(HANG)
+            held += into.poll().get("r", [])
+        process.stdin.write("\n")
+        process.stdin.close()
+        assert process.stdout.read() == "1\n" and process.wait(HANG) == -signal.SIGKILL
+        failed: dict[str, Exception] = {}
+        while not failed:
+            assert into.wait(HANG)
+            found = into.poll()
+            held += found.get("r", [])
+            failed |= found.failed
+        assert [int(payload["x"]) for payload in held] == [0, 1]
+        assert isinstance(failed["r"], WriterDied)
+        assert len(list(host.payloads())) == 2
+        del held, found
+        reader.finish("r")
+        reader.flush()
+        assert list(host.payloads()) == []
+
+
+def test_an_abort_reaches_a_stream_that_is_told_directly(host: connector.Node) -> None:
+    with (
+        connector.connect(stage="a", endpoint=host.endpoint) as writer,
+        connector.connect(stage="b", endpoint=host.endpoint) as reader,
+    ):
+        out, into = writer.edge("a", "b"), reader.edge("a", "b")
+        into.poll()
+        for number in range(3):
+            out.put("r", _value(number), last=False)
+            writer.flush()
+        host.abort("r", "stop")
+        with pytest.raises(RequestAborted):
+            while True:
+                out.put("r", _value(9), last=False)
+        found = into.poll()
+        while "r" not in found.failed:
+            assert into.wait(HANG)
+            found = into.poll()
+        assert isinstance(found.failed["r"], RequestAborted)
+        del found
+        for node in (writer, reader):
+            node.finish("r")
+            # A put that was on its way is refused.
+            with contextlib.suppress(RequestAborted):
+                node.flush()
+            node.flush()
+        assert list(host.payloads()) == []
+
+
+# -- order at the reader ----------------------------------------------------------------------------
+
+
+def _arrived(index: int, behind: int, flags: int = 0) -> Arrived:
+    told = Descriptor(EDGE, 0, "r", 1, index, 0, flags, Handle(4096 + 64 * index, index + 1), 64, 64, 0, b"", behind)
+    return Arrived.of(told, None)  # type: ignore[arg-type]  # nobody opens it
+
+
+def _taken(channel: Channel) -> list[object]:
+    got: list[object] = []
+    while (taken := channel.pop("r")) is not None:
+        got += [taken.arrived.descriptor.index] if taken.arrived is not None else []
+        got += ["end"] if taken.ends else []
+    return got
+
+
+def test_what_comes_early_by_either_way_waits_for_what_it_is_behind() -> None:
+    channel = Channel(EDGE, 0, 1, False)
+    channel.deliver(_arrived(2, 1))
+    channel.end("r", 1, behind=3)
+    channel.deliver(_arrived(3, 2))
+    assert _taken(channel) == []
+    channel.deliver(_arrived(0, -1))
+    assert _taken(channel) == [0]
+    channel.deliver(_arrived(1, 0))
+    assert _taken(channel) == [1, 2, 3, "end"]
+
+
+def test_a_failure_is_told_behind_what_came_before_it_and_nothing_behind_it() -> None:
+    channel = Channel(EDGE, 0, 1, False)
+    channel.deliver(_arrived(0, -1))
+    channel.fail("r", 1, RequestAborted("stop"), behind=1)
+    channel.deliver(_arrived(2, 1))
+    assert _taken(channel) == [0]
+    back, _ = channel.deliver(_arrived(1, 0))
+    with pytest.raises(RequestAborted):
+        _taken(channel)
+    assert back == [_arrived(2, 1).hold]
+
+
+def test_what_the_broker_voided_before_it_came_is_a_hole() -> None:
+    void = _arrived(1, 0)
+    channel = Channel(EDGE, 0, 1, False, OrderedDict({void.hold: None}))
+    channel.deliver(_arrived(0, -1))
+    assert channel.deliver(void)[0] == [void.hold]
+    behind = _arrived(2, 1)
+    assert channel.deliver(behind)[0] == [behind.hold]
+    assert _taken(channel) == [0]
