@@ -151,9 +151,8 @@ class EdgeVerbs:
         return self._polled(copy)
 
     def _polled(self, copy: bool | None) -> Polled:
-        if not self.channel.fresh:
-            # What lies there and nobody has read yet.
-            self._session.drain()
+        # What lies there and nobody has read yet.
+        self._session.drain()
         found = reading.polled(self._session, self.channel, copy)
         if not found and (self._question is not None or not self._session.up):
             self._check_broker()

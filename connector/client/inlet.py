@@ -44,6 +44,8 @@ class Inlet:
         self._reader = 0
         #: The link's own.
         self._thread = -1
+        #: The last look at the sockets found nothing more.
+        self.dry = False
         self._nudge = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller = select.epoll()
         self._poller.register(self._nudge, select.EPOLLIN)
@@ -155,6 +157,7 @@ class Inlet:
             return False
         try:
             self._reader = get_ident()
+            self.dry = False
             if self._listens:
                 self._rest()
             left, until = seconds, 0.0
@@ -172,15 +175,20 @@ class Inlet:
             self._after()
 
     def drain(self) -> None:
-        """Read what is there now, in the caller's thread. Another caller that leads reads it by itself."""
+        """Read what is there now, in the caller's thread, unless it has just done so. Another caller that leads reads
+        it by itself."""
+        if self.dry:
+            self.dry = False
+            return
         if not self._session.up or not self._reading.acquire(blocking=self._reader == self._thread):
             return
         try:
             self._reader = get_ident()
-            if not self._came:
-                self._hear(0)
+            for _ in range(TURN):
+                if self._came or not self._hear(0) or self.dry:
+                    break
         finally:
-            self._reader = 0
+            self._reader, self.dry = 0, False
             self._reading.release()
             if self._left_over or self._came or self.ended:
                 self._left_over = False
@@ -216,6 +224,7 @@ class Inlet:
         ready = poll(seconds)
         for _ in range(TURN):
             if not ready:
+                self.dry = True
                 return True
             if len(ready) > 1:
                 ready.sort(key=self._is_lifeline)
