@@ -56,13 +56,15 @@ class Ticker:
     def look(self) -> None:
         """The thread is awake, and looks at everything behind this."""
         if self.pending:
+            self.pending = False
             self.ticks = True
             self._quiet = 0
         elif self.ticks:
             self._quiet += 1
-            # Before the next look at `pending`: a call in between wakes it.
-            self.ticks = self._quiet < QUIET_TICKS
-        self.pending = False
+            if self._quiet >= QUIET_TICKS:
+                self.ticks = False
+                # A call in between did not wake it.
+                self.ticks = self.pending
 
     def patience(self) -> float | None:
         """Seconds that the thread may sleep; None: as long as it likes."""
