@@ -61,26 +61,18 @@ class Channel:
         """A descriptor came. A repetition, or a bare END mark's block, goes back at once."""
         told = arrived.descriptor
         rid, life = told.rid, told.life
-        if life <= self.finished_life.get(rid, 0) or life <= self.ended_life.get(rid, 0):
+        if self._is_finished(rid, life) or life <= self.ended_life.get(rid, 0):
             return [arrived.hold], []
         queue = self.queues.get(rid)
         if queue is None:
             queue = self.queues[rid] = RidQueue()
-        if told.behind >= 0 and queue.newest < (life, told.behind):
+        if queue.is_early(life, told.behind):
             queue.park((life, told.behind), arrived)
             return [], []
         back: list[Hold] = []
-        if told.flags or queue.items or self._voided:
-            self._accept(queue, arrived, back)
-        elif queue.accept(arrived):
-            back.append(arrived.hold)
+        self._accept(queue, arrived, back)
         if queue.parked:
             self._unpark(queue, back)
-        if not queue.waits and rid not in self.claimed and not self.expected:
-            # As below, of the common case.
-            if queue.items:
-                self.fresh[rid] = None
-            return back, []
         return back, self._arrived(rid, queue)
 
     def _accept(self, queue: RidQueue, arrived: Arrived, back: list[Hold]) -> None:
@@ -262,20 +254,16 @@ class Channel:
                 item = queue.items[0]
                 if type(item) is Arrived:
                     life = item.descriptor.life
-                    if (life, item.descriptor.index) > queue.newest:
-                        queue.leaves(item)
+                    queue.leaves(item)
                 else:
                     ended = True
                 queue.items.popleft()
                 got.append((rid, item))
                 if type(item) is FailMark:
                     break
-            if life and self.taken_life.get(rid) != life:
+            if life:
                 self._note_taken(rid, life)
-            if ended or queue.items:
-                self._tidy(rid, queue, ended)
-            else:
-                del self.fresh[rid]
+            self._tidy(rid, queue, ended)
         return got
 
     def forget(self, rid: str, aborted: int | None = None) -> tuple[list[Arrived], deque[TakeWait]]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import connector
-from connector.client import telling
+from connector.client import inbox, telling
 from connector.client.inbox import Channel
 from connector.client.rid_queue import Arrived
 from connector.core.directory.effects import Descriptor
@@ -28,7 +28,7 @@ EDGE = Edge("a", "b")
 #: A writer that dies by its own hand behind the telling, and before its Seal can have been sent.
 DYING = """
 import os, sys, connector, torch
-from connector.client import telling
+from connector.client import inbox, telling
 node = connector.connect(stage="a", endpoint=sys.argv[1])
 edge = node.edge("a", "b")
 edge.put("r", {"x": torch.tensor([0])}, last=False)
@@ -203,8 +203,8 @@ def test_an_abort_reaches_a_stream_that_is_told_directly(host: connector.Node) -
 # -- order at the reader ----------------------------------------------------------------------------
 
 
-def _arrived(index: int, behind: int, flags: int = 0) -> Arrived:
-    told = Descriptor(EDGE, 0, "r", 1, index, 0, flags, Handle(4096 + 64 * index, index + 1), 64, 64, 0, b"", behind)
+def _arrived(index: int, behind: int, flags: int = 0, rid: str = "r") -> Arrived:
+    told = Descriptor(EDGE, 0, rid, 1, index, 0, flags, Handle(4096 + 64 * index, index + 1), 64, 64, 0, b"", behind)
     return Arrived.of(told, None)  # type: ignore[arg-type]  # nobody opens it
 
 
@@ -226,6 +226,19 @@ def test_what_comes_early_by_either_way_waits_for_what_it_is_behind() -> None:
     assert _taken(channel) == [0]
     channel.deliver(_arrived(1, 0))
     assert _taken(channel) == [1, 2, 3, "end"]
+
+
+def test_a_rid_that_is_polled_now_and_again_is_not_the_one_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox, "MOST_TAKEN", 2)
+    channel = Channel(EDGE, 0, 1, False)
+    for index, other in enumerate(("x", "y")):
+        channel.deliver(_arrived(index, index - 1))
+        assert len(channel.poll_all()) == 1
+        channel.deliver(_arrived(0, -1, rid=other))
+        assert len(channel.poll_all()) == 1
+    channel.forget("r")
+    late = _arrived(2, 1)
+    assert channel.deliver(late) == ([late.hold], [])
 
 
 def test_a_failure_is_told_behind_what_came_before_it_and_nothing_behind_it() -> None:
