@@ -98,9 +98,10 @@ def bind(state: State, session: Session, life: Life) -> None:
 
 
 def touched(session: Session, life: Life) -> None:
-    """The caller has something of this life: what it puts and finishes next is not of an older one."""
+    """The caller has something of this life: what it puts and finishes next is not of an older one. Of a life that it
+    has finished it may have something still; that says nothing."""
     rid = life.rid
-    if not session.is_behind(rid):
+    if not session.is_behind(rid) or session.id in life.finished_by:
         return
     past = session.past.get(rid)
     if past is not None and past.number < life.number:

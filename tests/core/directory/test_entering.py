@@ -449,3 +449,23 @@ def test_lives_of_sessions_that_only_entered_go(rig: Any) -> None:
     rig.die(writer)
     rig.leave(reader)
     assert not rig.state.lives
+
+
+def test_a_late_release_of_a_finished_use_ends_none_that_came_after(rig: Any) -> None:
+    """The reader is in a use that was aborted before anything of it came; a view of the one before that dies now. Its
+    finish still means the aborted one, not the next."""
+    writer, reader = rig.join(), rig.reader()
+    rig.put(writer, "a", tag="old", last=True)
+    (old,) = rig.arrived(reader)
+    rig.take(reader, old)
+    rig.finish(reader, "a")
+    for _ in range(2):
+        # The second finds nothing to abort: it is of a use that nobody has begun.
+        rig.abort(writer, "a")
+    rig.enter(reader, "a")
+    rig.hear(reader)
+    rig.begin(writer, "a")
+    rig.put(writer, "a", tag="new", last=True)
+    rig.release(reader, old)
+    rig.finish(reader, "a")
+    assert tags(rig.read(reader)) == ["new"]
