@@ -98,27 +98,7 @@ def described(payload: object) -> tuple[TensorSpec, ...]:
 
 def copy_payload(arena: Arena, base: int, slots: Sequence[Slot], tensors: Iterable[torch.Tensor]) -> None:
     """copy_in for each tensor of a payload, to its slot behind `base`; errors name the key, too."""
-    if base < arena.data_begin or (slots and base + slots[-1].offset + slots[-1].nbytes > arena.end) or arena.readonly:
-        raise InvariantBroken("a payload lies outside of the arena, or the mapping is read-only", offset=base)
-    place = arena.address + base
     for (key, _, _, offset, nbytes), tensor in zip(slots, tensors, strict=True):
-        pointer = 0
-        if type(tensor) is torch.Tensor and 0 < nbytes < HELD_BELOW:
-            try:
-                if (
-                    tensor.is_cpu
-                    and tensor.nbytes == nbytes
-                    and tensor.is_contiguous()
-                    and not tensor.is_neg()
-                    and tensor.dtype not in _COMPLEX
-                ):
-                    pointer = tensor.data_ptr()
-            except RuntimeError:
-                # It has no such thing; copy_in says why.
-                pointer = 0
-        if pointer:
-            _memmove_held(place + offset, pointer, nbytes)
-            continue
         try:
             copy_in(arena, base + offset, tensor, nbytes)
         except ConnectorError as error:
@@ -133,28 +113,44 @@ def copy_in(arena: Arena, position: int, tensor: torch.Tensor, nbytes: int) -> N
     UnsupportedTensor: sparse, mkldnn, nested, meta or functorch-wrapped.
     InvariantBroken: the slot lies outside of the arena's data.
     """
-    if type(tensor) is not torch.Tensor:
-        tensor = _plain(None, tensor)
-    _must_have_bytes(None, tensor)
-    if tensor.nbytes != nbytes:
-        raise InvalidPayload("a tensor changed its size while it was put", size=tensor.nbytes, expected=nbytes)
     if position < arena.data_begin or position + nbytes > arena.end or arena.readonly:
         raise InvariantBroken(
             "a slot lies outside of the arena, or the mapping is read-only", offset=position, size=nbytes
         )
-    if nbytes == 0:
-        return
-    if not (pointer := tensor.data_ptr()):
-        raise InvalidPayload("a tensor's storage was freed", size=nbytes)
-    bent = tensor.is_neg() or (tensor.dtype in _COMPLEX and tensor.is_conj())
-    if tensor.is_cpu and not bent and tensor.is_contiguous():
+    if type(tensor) is not torch.Tensor:
+        tensor = _plain(None, tensor)
+    pointer = 0
+    try:
+        if tensor.nbytes == nbytes and tensor.is_cpu and tensor.is_contiguous() and not _is_bent(tensor):
+            pointer = tensor.data_ptr()
+    except RuntimeError:
+        # It has no such thing: _copy_other says why.
+        pointer = 0
+    if pointer and nbytes:
         move = _memmove_held if nbytes < HELD_BELOW else ctypes.memmove
         move(arena.address + position, pointer, nbytes)
+    else:
+        _copy_other(arena, position, tensor, nbytes)
+
+
+def _is_bent(tensor: torch.Tensor) -> bool:
+    """A conj or neg view: what lies in memory are not its values."""
+    return tensor.is_neg() or (tensor.dtype in _COMPLEX and tensor.is_conj())
+
+
+def _copy_other(arena: Arena, position: int, tensor: torch.Tensor, nbytes: int) -> None:
+    """Values that do not lie on the host as they are to be written; or why there are none."""
+    _must_have_bytes(None, tensor)
+    if tensor.nbytes != nbytes:
+        raise InvalidPayload("a tensor changed its size while it was put", size=tensor.nbytes, expected=nbytes)
+    if nbytes == 0:
         return
+    if not tensor.data_ptr():
+        raise InvalidPayload("a tensor's storage was freed", size=nbytes)
     source = tensor.detach()
     # Through integers no kernel is missing and no bit is touched; a conj or neg view is values that only its
     # own dtype's kernel can make.
-    as_bits = source.dtype if bent else _AS_BITS[source.dtype]
+    as_bits = source.dtype if _is_bent(tensor) else _AS_BITS[source.dtype]
     if as_bits is not source.dtype:
         source = source.view(as_bits)
     window = arena.segment.mapping.window()

@@ -22,6 +22,8 @@ from connector.bench.workloads import WORKLOADS
 
 #: Seconds that one run may take, and that a stage may take to end.
 LIMIT, GRACE = 120.0, 10.0
+#: Seconds after which all that was said of the payloads of a run has come to the broker.
+LAST_WORDS = 0.05
 #: The stages, from the first writer to the last reader; `middle` takes part where a workload has two hops.
 ROLES = ("writer", "middle", "reader")
 _names = itertools.count()
@@ -80,7 +82,13 @@ class Line:
         for role in reversed(roles):
             self._stages[role][0].send("go")
         answers = [self._answer(role, "done") for role in roles]
+        # The last payloads' words are on their way to the broker still.
+        time.sleep(LAST_WORDS)
         broker = cpu_of(self._broker) - before
+        for role in roles:
+            self._stages[role][0].send("close")
+        for role in roles:
+            self._answer(role, "closed")
         written, got = answers[0], answers[-1]
         spans = written.spans or [had - begun for begun, had in zip(written.begun, got.had, strict=True)]
         return Run([span / 1000 for span in spans], sum(one.cpu for one in answers), broker, written.wall)

@@ -31,12 +31,18 @@ class Maker:
             self._plain[key] = made
         words(self._plain)[0] = 0
         self._sum = total(self._plain)
+        #: A step's payloads each have memory of their own, which the next step's use again.
+        self._kept = [self._plain, *(self._copy() for _ in range(workload.step - 1))]
 
-    def numbered(self, number: int, fresh: bool) -> dict[str, torch.Tensor]:
-        """Payload `number`. `fresh`: in memory of its own, for a system that sends it later."""
-        made = {key: tensor.clone() for key, tensor in self._plain.items()} if fresh else self._plain
+    def numbered(self, number: int, fresh: bool, place: int = 0) -> dict[str, torch.Tensor]:
+        """Payload `number`, of this place in its step. `fresh`: in memory that no other has, for a system that sends it
+        later."""
+        made = self._copy() if fresh else self._kept[place]
         words(made)[0] = number
         return made
+
+    def _copy(self) -> dict[str, torch.Tensor]:
+        return {key: tensor.clone() for key, tensor in self._plain.items()}
 
     def check(self, payload: Tensors) -> int:
         """The payload's number; WrongBytes if any byte differs. Of another number's payload the reader sees that it

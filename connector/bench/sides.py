@@ -58,9 +58,9 @@ class _Off(Exception):
 
 
 def serve(role: str, where: dict[str, str], folder: str, commands: Connection[Any, Any]) -> None:
-    """A stage's main loop: (system, incoming, outgoing, workload, count) opens, runs and closes; None ends. Answers
-    ("ready", None) and ("done", Written | Passed | Got), or ("missing", text), ("failed", connector's error) and
-    ("off", None). Any other error ends the process with its traceback."""
+    """A stage's main loop: (system, incoming, outgoing, workload, count) opens, "go" runs and "close" closes; None
+    ends. Answers ("ready", None), ("done", Written | Passed | Got) and ("closed", None), or ("missing", text), ("failed",
+    connector's error) and ("off", None). Any other error ends the process with its traceback."""
     torch.set_num_threads(1)
     # Ctrl-C reaches all of a terminal's processes; the parent says what that means for this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -76,7 +76,8 @@ def serve(role: str, where: dict[str, str], folder: str, commands: Connection[An
             try:
                 if name not in systems:
                     systems[name] = load(where[name])
-                answer: tuple[str, Any] = ("done", _one(systems[name], *rest, commands))
+                _one(systems[name], *rest, commands)
+                answer: tuple[str, Any] = ("closed", None)
             except ImportError as error:
                 answer = ("missing", str(error))
             except _Off:
@@ -104,9 +105,9 @@ def _alone(commands: Connection[Any, Any]) -> bool:
     return False
 
 
-def _one(system: System, *command: Any) -> Written | Passed | Got:
+def _one(system: System, *command: Any) -> None:
     try:
-        return _run(system, *command)
+        _run(system, *command)
     finally:
         if not system.stays:
             system.leave()
@@ -120,7 +121,7 @@ def _give_up(number: int, frame: object) -> None:
 
 def _run(
     system: System, incoming: Place | None, outgoing: Place | None, name: str, count: int, commands: Connection
-) -> Written | Passed | Got:
+) -> None:
     workload, maker = WORKLOADS[name], _maker(name)
     with contextlib.ExitStack() as ends:
         reader = ends.enter_context(_end(system.reader, incoming, workload)) if incoming else None
@@ -129,12 +130,21 @@ def _run(
         # All are open; the writer begins when the others have been told, too.
         if commands.recv() != "go":
             raise _Off
-        if reader is None:
-            assert writer is not None
-            return write(*writer, workload, maker, count)
-        if writer is None:
-            return read(*reader, maker, count)
-        return pass_on(*reader, *writer, workload, count)
+        commands.send(("done", _hand_over(reader, writer, workload, maker, count)))
+        # What follows is of no payload; the broker's time is read before it.
+        if commands.recv() != "close":
+            raise _Off
+
+
+def _hand_over(
+    reader: tuple[Reader, int] | None, writer: tuple[Writer, int] | None, workload: Workload, maker: Maker, count: int
+) -> Written | Passed | Got:
+    if reader is None:
+        assert writer is not None
+        return write(*writer, workload, maker, count)
+    if writer is None:
+        return read(*reader, maker, count)
+    return pass_on(*reader, *writer, workload, count)
 
 
 @cache
@@ -188,8 +198,7 @@ def write(side: Writer, acks: int, workload: Workload, maker: Maker, count: int)
         if workload.pause:
             time.sleep(workload.pause * (1 + chance.random() / 2))
         numbers = range(len(begun), len(begun) + workload.step)
-        fresh = side.needs_fresh or workload.step > 1
-        payloads = [maker.numbered(number, fresh) for number in numbers]
+        payloads = [maker.numbered(number, side.needs_fresh, place) for place, number in enumerate(numbers)]
         start = time.monotonic_ns()
         if workload.step > 1:
             side.put_step(payloads)

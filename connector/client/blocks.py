@@ -81,16 +81,29 @@ class BlockCache:
 
     def to_ask(self, size: int) -> int:
         """How many to ask for now, after a pop: half of what is wanted may be missing."""
-        shelf = self._shelves[size]
-        missing = shelf.want - len(shelf.blocks) - shelf.asked
-        if missing < (shelf.want // 2 or 1):
-            return 0
-        room = (self.limit // 2 - self.bytes) // size if self.limit else 0
+        missing = self._missing(size)
+        room = (self.limit // 2 - self.bytes) // size
         if room <= 0:
             return 0
         count = min(missing, room)
-        shelf.asked += count
+        self._shelves[size].asked += count
         return count
+
+    def make_room(self, size: int) -> list[ReservedBlock]:
+        """Blocks to be given back, so that this class may ask for what it misses: of the one that has the most bytes,
+        until it has no more than this one wants. So neither takes all, and they never drive each other out in turn."""
+        wanted = self._missing(size) * size
+        most, shelf = max(self._shelves.items(), key=lambda item: len(item[1].blocks) * item[0])
+        back: list[ReservedBlock] = []
+        while wanted and self.bytes + wanted > self.limit // 2 and len(shelf.blocks) * most > wanted:
+            back.append(shelf.blocks.popleft())
+            self.bytes -= most
+        return back
+
+    def _missing(self, size: int) -> int:
+        shelf = self._shelves[size]
+        missing = shelf.want - len(shelf.blocks) - shelf.asked
+        return missing if missing >= (shelf.want // 2 or 1) else 0
 
     def add(self, size: int, asked: int, blocks: list[ReservedBlock]) -> None:
         """The answer to a reservation ahead; fewer than asked means that there is no room to spare."""

@@ -231,6 +231,7 @@ def _give_up(session: Session, request: Request) -> None:
 
 
 def _ask_ahead(session: Session, edge: Edge, length: int) -> None:
+    session.give_back(session.blocks.make_room(length))
     count = session.blocks.to_ask(length)
     if not count or not session.up:
         return

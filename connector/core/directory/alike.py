@@ -7,6 +7,8 @@ first chunk of a rid that nobody knows; and if that reader listens for all, or n
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from connector.core.directory import delivery, direct, holding, lives, releasing, unclaimed
 from connector.core.directory.effects import Deliver, Descriptor
 from connector.core.directory.events import Flags, Sealed, Span
@@ -30,13 +32,13 @@ def seal(state: State, session: Session, edge: EdgeState, block: Block, event: S
     found = _plain(state, session, edge, event, subscription, reader)
     if found is None:
         return False
-    _store(state, session, edge, block, event, found, reader)
+    lot = _store(state, session, edge, block, event, found, reader)
     if reader is not None:
         if not event.told:
-            state.emit(Deliver(reader.id, _descriptors(edge, block)))
-        if reader.direct and block.lot is not None:
+            state.emit(Deliver(reader.id, _descriptors(edge, lot)))
+        if reader.direct:
             full = reader.pushed[(edge.edge, 0)] > state.settings.window
-            for stream in block.lot.streams:
+            for stream in lot.streams:
                 if full:
                     direct.withdraw(state, stream)
                 elif stream.direct != reader.id:
@@ -70,13 +72,13 @@ def _plain(
     members, name, number = event.members, edge.edge, session.id
     if len(members) > 1 and len({member[0] for member in members}) < len(members):
         return None
-    behind = bool(session.past or session.owed or session.thrown_out or session.deferred)
-    busy = subscription is not None and reader is not None and _is_busy(subscription, reader)
+    behind = session.is_behind_in_any()
+    waiting = _waiting(subscription, reader) if subscription is not None and reader is not None else []
     found: list[Stream | None] = []
     for rid, index, attempt, flags, readers, _, _ in members:
         if attempt or readers != 1 or flags & Flags.END_ONLY or (behind and session.is_behind(rid)):
             return None
-        if busy and subscription is not None and reader is not None and _waits(subscription, reader, rid):
+        if waiting and any(rid in one for one in waiting):
             return None
         life = session.bound.get(rid)
         if life is None:
@@ -104,19 +106,10 @@ def _plain(
     return found
 
 
-def _is_busy(subscription: Subscription, reader: Session) -> bool:
-    """There may be rids that the reader is not to be sent at once."""
-    return bool(subscription.claims or subscription.ready or subscription.wanted or reader.notices or reader.past)
-
-
-def _waits(subscription: Subscription, reader: Session, rid: str) -> bool:
-    return (
-        rid in subscription.claims
-        or rid in subscription.ready
-        or rid in subscription.wanted
-        or rid in reader.notices
-        or rid in reader.past
-    )
+def _waiting(subscription: Subscription, reader: Session) -> list[Container[str]]:
+    """Rids that the reader is not to be sent at once."""
+    known = (subscription.claims, subscription.ready, subscription.wanted, reader.notices, reader.past)
+    return [one for one in known if one]
 
 
 def _is_unknown(
@@ -141,7 +134,7 @@ def _store(
     event: Sealed,
     found: list[Stream | None],
     reader: Session | None,
-) -> None:
+) -> Lot:
     members, count = event.members, len(event.members)
     streams: list[Stream] = []
     nbytes = sum([member[6] for member in members])
@@ -168,16 +161,14 @@ def _store(
             unclaimed.watch(state, stream)
     block.outstanding += count
     state.shelf.payloads += count
-    edge.payloads_sealed += count
-    edge.bytes_sealed += nbytes
-    state.counters["payloads_sealed"] += count
-    state.counters["bytes_sealed"] += nbytes
+    state.count_sealed(edge, count, nbytes)
     state.tell_all("sealed", edge.edge, members, session.id)
     if reader is not None:
         holding.begin(reader, block, count, nbytes)
         place = (edge.edge, 0)
         reader.pushed[place] = reader.pushed.get(place, 0) + count
         state.tell_all("delivered", edge.edge, members, reader.id)
+    return lot
 
 
 def _open(state: State, session: Session, edge: EdgeState, rid: str, reader: Session | None) -> Stream:
@@ -191,9 +182,8 @@ def _open(state: State, session: Session, edge: EdgeState, rid: str, reader: Ses
     return stream
 
 
-def _descriptors(edge: EdgeState, block: Block) -> tuple[Descriptor, ...]:
-    lot, new, kind = block.lot, tuple.__new__, Descriptor
-    assert lot is not None
+def _descriptors(edge: EdgeState, lot: Lot) -> tuple[Descriptor, ...]:
+    block, new, kind = lot.block, tuple.__new__, Descriptor
     name, handle, length, offset = edge.edge, block.handle, block.length, block.data_offset
     # As Descriptor(...) makes them, without the calls.
     return tuple([
@@ -241,15 +231,14 @@ def release(state: State, session: Session, lot: Lot) -> None:
     block.outstanding -= count
     state.shelf.payloads -= count
     state.last_progress = state.now
-    edge.payloads_released += count
-    state.counters["payloads_released"] += count
+    state.count_released(edge, count)
     releasing.free_if_done(state, block)
     for stream in ended:
         lives.settle(state, stream)
 
 
 def _touched(session: Session, lot: Lot) -> None:
-    if session.past or session.owed or session.thrown_out or session.deferred:
+    if session.is_behind_in_any():
         for stream in lot.streams:
             lives.touched(session, stream.life)
 

@@ -164,5 +164,9 @@ class Session:
         """Whether there is something of an older life of the rid that the session has still to answer or to finish."""
         return rid in self.past or rid in self.owed or rid in self.thrown_out or rid in self.deferred
 
+    def is_behind_in_any(self) -> bool:
+        """Whether there is a rid with something of that kind."""
+        return bool(self.past or self.owed or self.thrown_out or self.deferred)
+
     def __post_init__(self) -> None:
         self.label = f"{self.stage} (pid {self.pid})"

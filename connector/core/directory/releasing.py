@@ -124,8 +124,7 @@ def _forget(state: State, chunk: Chunk) -> None:
 
 def count_gone(state: State, chunk: Chunk) -> None:
     if not chunk.flags & Flags.END_ONLY:
-        chunk.stream.at.payloads_released += 1
-        state.counters["payloads_released"] += 1
+        state.count_released(chunk.stream.at, 1)
 
 
 def withdraw(state: State, chunk: Chunk) -> None:

@@ -93,35 +93,20 @@ def _place(
         _refuse_behind(edge, life, member)
         lives.join(state, session, life)
         stream = lives.stream_of(state, life, edge.edge)
-    if not _is_next(stream, member):
-        try:
-            outcome = _admit(stream, member)
-        except ConnectorError as error:
-            _poison(state, stream, member, error)
-            raise
-        if outcome != "new":
-            stream.writers = with_one(stream.writers, session.id)
-            state.emit(PutNoted(session.id, event.number, place, outcome))
-            if outcome == "ignored":
-                return
-            again = lots.chunk_at(stream, member.index)
-            assert again is not None
-            releasing.withdraw(state, again)
-    if session.id not in stream.writers:
-        stream.writers = with_one(stream.writers, session.id)
+    try:
+        outcome = _admit(stream, member)
+    except ConnectorError as error:
+        _poison(state, stream, member, error)
+        raise
+    stream.writers = with_one(stream.writers, session.id)
+    if outcome != "new":
+        state.emit(PutNoted(session.id, event.number, place, outcome))
+        if outcome == "ignored":
+            return
+        again = lots.chunk_at(stream, member.index)
+        assert again is not None
+        releasing.withdraw(state, again)
     _store(state, session, stream, member, block, place)
-
-
-def _is_next(stream: Stream, member: Member) -> bool:
-    """The common case, of which nothing need be asked: the stream's next chunk, put for the first time."""
-    return (
-        member.index == stream.high == stream.low
-        and not member.attempt
-        and stream.end is None
-        and stream.failure is None
-        and stream.readers in (0, member.readers)
-        and not member.flags & Flags.END_ONLY
-    )
 
 
 def _refuse_behind(edge: EdgeState, life: Life, member: Member) -> None:
@@ -240,13 +225,8 @@ def _store(state: State, session: Session, stream: Stream, member: Member, block
 
 def _count(state: State, stream: Stream, chunk: Chunk) -> None:
     state.tell("sealed", stream.edge, stream.rid, chunk.index, chunk.session, chunk.nbytes)
-    if chunk.flags & Flags.END_ONLY:
-        return
-    edge = stream.at
-    edge.payloads_sealed += 1
-    edge.bytes_sealed += chunk.nbytes
-    state.counters["payloads_sealed"] += 1
-    state.counters["bytes_sealed"] += chunk.nbytes
+    if not chunk.flags & Flags.END_ONLY:
+        state.count_sealed(stream.at, 1, chunk.nbytes)
 
 
 def _refuse(state: State, session: Session, edge: EdgeState, event: Sealed, place: int, error: ConnectorError) -> None:

@@ -179,6 +179,17 @@ class State:
             found = self.edges[edge] = EdgeState(edge)
         return found
 
+    def count_sealed(self, edge: EdgeState, count: int, nbytes: int) -> None:
+        """So many payloads, of so many bytes together, were stored."""
+        edge.payloads_sealed += count
+        edge.bytes_sealed += nbytes
+        self.counters["payloads_sealed"] += count
+        self.counters["bytes_sealed"] += nbytes
+
+    def count_released(self, edge: EdgeState, count: int) -> None:
+        edge.payloads_released += count
+        self.counters["payloads_released"] += count
+
     def session(self, number: int) -> Session:
         found = self.sessions.get(number)
         if found is None:
