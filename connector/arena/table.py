@@ -131,13 +131,8 @@ class Table:
     def reserve(self, entry: int, offset: int, length: int, session: int, generation: int) -> None:
         """Commits a reservation. offset, length: bytes in the arena's segment. InvariantBroken: out of range."""
         words = self.segment.words
-        if not (
-            0 < generation < words[header.W_CEILING]
-            and DATA_BEGIN <= offset <= DATA_BEGIN + self.arena_size - length
-            and not offset % ALIGN
-            and length > 0
-        ):
-            fault = self._fault(Entry(RESERVED, generation, offset, length, session))
+        fault = self._fault(Entry(RESERVED, generation, offset, length, session))
+        if fault:
             raise InvariantBroken(
                 f"a reservation is wrong: {fault}", offset=offset, length=length, generation=generation
             )

@@ -59,8 +59,8 @@ class _Off(Exception):
 
 def serve(role: str, where: dict[str, str], folder: str, commands: Connection[Any, Any]) -> None:
     """A stage's main loop: (system, incoming, outgoing, workload, count) opens, "go" runs and "close" closes; None
-    ends. Answers ("ready", None), ("done", Written | Passed | Got) and ("closed", None), or ("missing", text), ("failed",
-    connector's error) and ("off", None). Any other error ends the process with its traceback."""
+    ends. Answers ("ready", None), ("done", Written | Passed | Got) and ("closed", None), or ("missing", text),
+    ("failed", connector's error) and ("off", None). Any other error ends the process with its traceback."""
     torch.set_num_threads(1)
     # Ctrl-C reaches all of a terminal's processes; the parent says what that means for this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -120,7 +120,7 @@ class Outbox:
         answers = part and (isinstance(part[0], msg.Welcome) or (order == 1 and isinstance(part[0], msg.Failure)))
         if line is not None and len(frame) <= line.most and not answers:
             passed = self._passed.get(id(part[0])) if part and self._passed else None
-            if not (line.send(frame) if passed is None else line.send(frame, passed)):
+            if not line.send(frame, passed):
                 self.roomless.add(token)
                 return False
             self.roomless.discard(token)

@@ -211,13 +211,7 @@ class Service:
 
     def apply(self, event: ev.Event) -> None:
         for effect in self.directory.handle(event):
-            if type(effect) is ef.Acked:
-                # The most common one.
-                token = self._token_of.get(effect.session)
-                if token is not None:
-                    self._owe(token)
-            else:
-                self._perform(effect)
+            self._perform(effect)
 
     def _perform(self, effect: ef.Effect) -> None:
         if self.store.perform(effect):
@@ -236,7 +230,9 @@ class Service:
                 self._emit(token, effect)
 
     def _emit(self, token: bytes, effect: ef.ToSession) -> None:
-        if isinstance(effect, ef.Introduce):
+        if isinstance(effect, ef.Acked):
+            self._owe(token)
+        elif isinstance(effect, ef.Introduce):
             self._introduce(effect)
         elif isinstance(effect, ef.Deliver):
             for message in translate.deliveries(effect):

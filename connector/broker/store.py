@@ -36,16 +36,13 @@ class Store:
 
     def perform(self, effect: Effect) -> bool:
         """Apply an effect on shared memory, body before word; False if it is none of these."""
-        kind = type(effect)
-        if kind is WriteEntry:
-            assert isinstance(effect, WriteEntry)
+        if isinstance(effect, WriteEntry):
             offset, generation = effect.handle
             blocks.clear_ready(self.arena, offset)
             self.table.reserve(effect.entry, offset, effect.length, effect.session, generation)
-        elif kind is FreeEntry:
-            assert isinstance(effect, FreeEntry)
+        elif isinstance(effect, FreeEntry):
             self.table.set_free(effect.entry, effect.handle.generation)
-        elif kind is RaiseCeiling:
+        elif isinstance(effect, RaiseCeiling):
             self.table.raise_ceiling()
         else:
             return False

@@ -82,6 +82,7 @@ class EdgeVerbs:
     def _step(
         self, payloads: Mapping[str, Mapping[str, torch.Tensor]], last: Iterable[str] | bool, readers: int | None
     ) -> list[Item]:
+        self._node.check_usable()
         if not isinstance(payloads, Mapping):
             raise InvalidPayload(f"put_many takes a dict of rid to payload, not {type(payloads).__name__}")
         ends = set(payloads) if last is True else set() if last is False else set(last)
@@ -93,11 +94,11 @@ class EdgeVerbs:
         ]
 
     def _end(self, rid: str) -> list[Item]:
+        self._node.check_usable()
         return [self._item(rid, {}, None, Flags.END_ONLY, 0, None)]
 
     def _put_now(self, items: list[Item], timeout: float | None) -> list[Ticket] | None:
         """Tickets, unless room has to be waited for."""
-        self._node.check_usable()
         if timeout is not None:
             check_timeout(timeout)
         return writing.put_now(self._session, self.name, items) if items else []
@@ -246,13 +247,7 @@ class Edge(EdgeVerbs):
         error of an earlier refused put on this stream; PoolFull or PoolDeadlock after waiting for room. What
         the broker refuses later is in the ticket, and raised by the next put on the stream, or by flush.
         """
-        items = self._one(rid, payload, index, last, attempt, readers)
-        if timeout is not None:
-            check_timeout(timeout)
-        tickets = writing.put_now(self._session, self.name, items)
-        if tickets is None:
-            tickets = run(self._put_step(items, timeout), self._session)
-        return tickets[0]
+        return self._put(self._one(rid, payload, index, last, attempt, readers), timeout)[0]
 
     def _put(self, items: list[Item], timeout: float | None) -> list[Ticket]:
         tickets = self._put_now(items, timeout)

@@ -46,8 +46,7 @@ class Holds:
     def take(self, uuid: str, hold: Hold) -> None:
         """A caller has the payload."""
         if uuid == self.uuid:
-            self.held.add(hold)
-            self._in[hold[0]] = self._in.get(hold[0], 0) + 1
+            self.look(hold)
             self._taken.append(hold)
 
     def look(self, hold: Hold) -> None:

@@ -146,7 +146,11 @@ class Inlet:
         """A frame that came through ZeroMQ."""
         self.nudge()
         with self._reading:
-            self._apply(frame)
+            self._reader = get_ident()
+            try:
+                self._apply(frame)
+            finally:
+                self._reader = 0
 
     # -- callers ----------------------------------------------------------------------------------
 
@@ -158,8 +162,7 @@ class Inlet:
         try:
             self._reader = get_ident()
             self.dry = False
-            if self._listens:
-                self._rest()
+            self._rest()
             left, until = seconds, 0.0
             while not answered() and not self._came:
                 if not until:
@@ -190,22 +193,27 @@ class Inlet:
         finally:
             self._reader, self.dry = 0, False
             self._reading.release()
-            if self._left_over or self._came or self.ended:
-                self._left_over = False
-                self._wake()
+            self._pass_on()
 
     def _after(self) -> None:
         """Nobody leads any more: the link's thread goes on with what is left, and listens, if not soon somebody else
         does: a caller that leads again and again is not to be disturbed."""
-        if self._left_over or self._came or self.ended:
-            self._left_over = False
-            self._wake()
-        elif self._session.requests.open:
+        if self._pass_on():
+            return
+        if self._session.requests.open:
             # Others may wait, too.
             self.listen()
         else:
             self._led = True
             self._later()
+
+    def _pass_on(self) -> bool:
+        """What a caller came upon that is not for its thread, the link's goes on with; False: there is nothing."""
+        if not (self._left_over or self._came or self.ended):
+            return False
+        self._left_over = False
+        self._wake()
+        return True
 
     def nudge(self) -> None:
         """Whoever leads looks up: something was answered, or has ended, in another thread."""

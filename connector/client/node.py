@@ -71,9 +71,7 @@ class NodeBase:
                 parent=self._pid,
                 child=os.getpid(),
             )
-        session = self.session
-        if session.closed or session.orphaned is not None:
-            session.must_be_open()
+        self.session.must_be_open()
 
     def channel(self, name: EdgeName, reader: int, readers: int, resume: bool) -> Channel:
         """The inbox of one edge; one for each (edge, reader), whoever asks."""

@@ -143,8 +143,7 @@ def polled(session: Session, channel: Channel, copy: bool | None) -> Polled:
     found = Polled()
     marks = []
     with session.lock:
-        if session.closed or session.orphaned is not None:
-            session.must_be_open()
+        session.must_be_open()
         items = channel.poll_all() if channel.fresh else []
         for rid, item in items:
             if type(item) is Arrived:

@@ -11,7 +11,6 @@ from connector.client.inbox import Channel
 from connector.client.pairs import Pair, Way
 from connector.client.rid_queue import Arrived
 from connector.core.directory.effects import Descriptor, Notice
-from connector.core.directory.events import Hold
 from connector.core.errors import BrokerStopping, ConnectorError, RequestAborted
 from connector.core.names import Edge
 from connector.wire import messages as msg
@@ -60,12 +59,10 @@ def deliver(session: Session, descriptors: Iterable[Descriptor]) -> None:
     arena = session.arena
     assert arena is not None
     for descriptor in descriptors:
-        hold = tuple.__new__(Hold, (descriptor.handle, descriptor.member, descriptor.reader))
-        # As Arrived.of makes it, without the call.
-        arrived = tuple.__new__(Arrived, (descriptor, arena, hold))
+        arrived = Arrived.of(descriptor, arena)
         channel = session.channels.get((descriptor.edge, descriptor.reader))
         if channel is None:
-            session.holds.free(arena.uuid, hold)
+            session.holds.free(arena.uuid, arrived.hold)
             continue
         back, answered = channel.deliver(arrived)
         for hold in back:

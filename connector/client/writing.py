@@ -67,10 +67,7 @@ def put_now(session: Session, edge: Edge, items: Sequence[Item]) -> list[Ticket]
     with session.lock:
         # A short copy is made under the lock: to take it twice would cost more.
         indexes = _admit(session, edge, items)
-        block = session.blocks.pop(plan.length)
-        if session.blocks.low:
-            # What is asked ahead goes with the put's own message.
-            _ask_ahead(session, edge, plan.length)
+        block = _at_hand(session, edge, plan)
         if block is None:
             return None
         tickets = None
@@ -177,8 +174,7 @@ _lay_out_remembered = lru_cache(PLANS)(_lay_out)
 
 def _admit(session: Session, edge: Edge, items: Sequence[Item]) -> list[int]:
     """The index of each item, if all of them may be put. Lock held."""
-    if session.closed or session.orphaned is not None:
-        session.must_be_open()
+    session.must_be_open()
     if len(items) == 1:
         rid, _, index, _, attempt, _ = items[0]
         return [session.outgoing.admit(edge, rid, index, attempt)]
@@ -194,7 +190,7 @@ def _admit(session: Session, edge: Edge, items: Sequence[Item]) -> list[int]:
 
 
 def _at_hand(session: Session, edge: Edge, plan: _Plan) -> ReservedBlock | None:
-    """A block from the shelf, if there is one. Lock held."""
+    """A block from the shelf, if there is one. What is asked ahead goes with the next message. Lock held."""
     block = session.blocks.pop(plan.length)
     if session.blocks.low:
         _ask_ahead(session, edge, plan.length)

@@ -16,9 +16,8 @@ import msgpack
 from connector.core.directory.effects import Descriptor
 from connector.core.errors import ConnectorError, ProtocolViolation
 from connector.wire import hot
-from connector.wire.fields import MAX_WORD, TOLD, BadField, error_fields
-from connector.wire.message import MANY
-from connector.wire.messages import BY_CODE, FIRST_BROKER_CODE, MESSAGES, VERSION, Message, Release, Seal
+from connector.wire.fields import MAX_WORD, BadField, error_fields
+from connector.wire.messages import BY_CODE, FIRST_BROKER_CODE, MESSAGES, VERSION, Message
 
 #: Largest frame, unless the configuration says otherwise.
 MAX_FRAME = 8 << 20
@@ -76,10 +75,7 @@ def encode_told(descriptors: Sequence[Descriptor]) -> bytes:
 
 def decode_told(frame: bytes) -> list[Descriptor]:
     """The descriptors in it; ProtocolViolation says what is wrong with it."""
-    try:
-        value = msgpack.unpackb(frame)
-    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
-        raise ProtocolViolation(f"what was told is not msgpack: {error}", size=len(frame)) from None
+    value = _unpack(frame)
     if type(value) is not list or len(value) != 2 or value[0] != VERSION or type(value[1]) is not list:
         raise ProtocolViolation("what was told is no list of payloads", size=len(frame))
     try:
@@ -118,9 +114,6 @@ def _unpack(frame: bytes) -> Any:
 def _message(item: Any, from_broker: bool) -> Message:
     if type(item) is not list or not item or type(item[0]) is not int:
         raise ProtocolViolation("a message is not a list that begins with its code")
-    quick = QUICK.get(item[0])
-    if quick is not None and (known := quick(item)) is not None and not from_broker:
-        return known
     cls = BY_CODE.get(item[0])
     if cls is None or (cls.code >= FIRST_BROKER_CODE) is not from_broker:
         raise ProtocolViolation("no such message in this direction", code=item[0])
@@ -138,56 +131,6 @@ def _message(item: Any, from_broker: bool) -> Message:
         name = cls.__slots__[len(values)]
         raise ProtocolViolation(f"a field is wrong: {error}", kind=cls.__name__, field=name) from None
     return cls(*values)
-
-
-def _seal(item: list[Any]) -> Message | None:
-    """[code, number, seen, edge, handle, data_offset, members, told], if it is what is common; None asks each field."""
-    if len(item) != 8:
-        return None
-    _, number, seen, where, block, data_offset, members, told = item
-    if (
-        type(number) is int
-        and type(seen) is int
-        and type(data_offset) is int
-        and type(members) is list
-        and type(told) is list
-        and 0 <= number <= MAX_WORD
-        and 0 <= seen <= MAX_WORD
-        and 0 <= data_offset <= MAX_WORD
-        and len(members) <= MANY
-        and len(told) <= MANY
-    ):
-        try:
-            return Seal(
-                number,
-                seen,
-                hot.edge(where),
-                hot.handle(block),
-                data_offset,
-                tuple([hot.member(member) for member in members]),
-                tuple([TOLD(one) for one in told]),
-            )
-        except (BadField, UnicodeEncodeError):
-            # Asked field by field, it says which one.
-            return None
-    return None
-
-
-def _release(item: list[Any]) -> Message | None:
-    """[code, number, spans], likewise."""
-    if len(item) != 3 or type(item[1]) is not int or not 0 <= item[1] <= MAX_WORD:
-        return None
-    spans = item[2]
-    if type(spans) is not list or len(spans) > MANY:
-        return None
-    try:
-        return Release(item[1], tuple([hot.span(span) for span in spans]))
-    except (BadField, UnicodeEncodeError):
-        return None
-
-
-#: Messages that come once a chunk or step, by code.
-QUICK: dict[int, Callable[[list[Any]], Message | None]] = {Seal.code: _seal, Release.code: _release}
 
 
 def _told(value: Any) -> int | str:

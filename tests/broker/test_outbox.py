@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -248,7 +249,7 @@ class Line:
         self.room = room
         self.sent: list[codec.Envelope] = []
 
-    def send(self, frame: bytes) -> bool:
+    def send(self, frame: bytes, passed: socket.socket | None = None) -> bool:
         if not self.room:
             return False
         self.room -= 1
