@@ -35,7 +35,7 @@ from connector.wire.codec import Envelope
 log = logging.getLogger("connector.client")
 
 #: Messages that may wait for company before they are sent at once.
-MOST_LAZY = 32
+MOST_LAZY = 128
 NUMBERED = frozenset(get_args(Numbered))
 #: They mean the life that was taken from before them: what was taken is said first, and what is taken later behind.
 BEHIND_TAKEN = frozenset((msg.Finish, msg.Begin, msg.Enter, msg.Seal))

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 #: Seconds that what nobody waits for may wait for company, and ticks without anything after which the thread sleeps.
-TICK, QUIET_TICKS = 0.002, 3
+TICK, QUIET_TICKS = 0.005, 3
 
 
 class Waker:

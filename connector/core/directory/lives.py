@@ -48,7 +48,8 @@ def unfinished(state: State, session: Session, edge: Edge, rid: str, *, sends: b
 def open_life(state: State, rid: str) -> Life:
     state.life_number += 1
     life = Life(rid, state.life_number)
-    state.lives.setdefault(rid, []).append(life)
+    # Most are alone: a list of exactly one.
+    state.lives[rid] = [*state.lives.get(rid, ()), life]
     return life
 
 
@@ -76,9 +77,8 @@ def stream_of(state: State, life: Life, edge: Edge) -> Stream:
     if stream is None:
         at = state.edge(edge)
         stream = life.streams[edge] = Stream(edge, life.rid, life, at)
-        streams = at.streams.setdefault(life.rid, [])
-        streams.append(stream)
-        streams.sort(key=lambda other: other.life.number)
+        found = [*at.streams.get(life.rid, ()), stream]
+        at.streams[life.rid] = sorted(found, key=lambda other: other.life.number) if len(found) > 1 else [stream]
     return stream
 
 
@@ -211,7 +211,8 @@ def settle(state: State, stream: Stream) -> None:
 def _remove_stream(state: State, stream: Stream) -> None:
     life = stream.life
     del life.streams[stream.edge]
-    life.counts[stream.edge] = stream.end if stream.end is not None else stream.high
+    count = stream.end if stream.end is not None else stream.high
+    life.counts = {**life.counts, stream.edge: count}
     edge = state.edge(stream.edge)
     if not take_out(state, stream):
         for reader, subscription in edge.subscriptions.items():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from connector.core.directory.events import Member, Span
@@ -19,6 +21,9 @@ from connector.core.directory.party import without as without
 from connector.core.directory.transitions import BlockState, ShareState
 from connector.core.errors import ConnectorError
 from connector.core.names import Edge, Handle
+
+#: What a life's counts are until its first stream is done: lives are many, and this is shared.
+NOTHING: Mapping[Edge, int] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -215,7 +220,7 @@ class Life:
     number: int
     streams: dict[Edge, Stream] = field(default_factory=dict)
     #: Chunks of each stream that is done: an index below is never handed over again.
-    counts: dict[Edge, int] = field(default_factory=dict)
+    counts: Mapping[Edge, int] = field(default_factory=lambda: NOTHING)
     #: Sessions that put or were delivered something of it and have not finished.
     bound: frozenset[int] = NOBODY
     finished_by: frozenset[int] = NOBODY
