@@ -45,7 +45,7 @@ TO_MESSAGE: dict[type[ef.Effect], Callable[[Any], msg.Message]] = {
     ef.PutFailed: lambda e: msg.PutFailed(e.number, e.member, e.error),
     ef.PutNoted: lambda e: msg.PutNoted(e.number, e.member, e.outcome),
     ef.Notices: lambda e: msg.Notices(e.notices, e.lost),
-    ef.DropHolds: lambda e: msg.Drop(e.holds),
+    ef.DropHolds: lambda e: msg.Drop(e.holds, e.writer),
     ef.Direct: lambda e: msg.Direct(e.ways),
     ef.Recall: lambda e: msg.Recall(),
     ef.Ping: lambda e: msg.Ping(),

@@ -27,14 +27,19 @@ def seals(arena: Arena, session: Session, now: float) -> list[Sealed]:
             continue
         try:
             header = blocks.read_header(arena, offset, block.length, generation)
-            edge, members = unpack_meta(header.meta)
+            edge, members, begun = unpack_meta(header.meta)
         except ConnectorError as error:
             log.error(
                 "a dead writer's sealed block fails its check and is dropped",
                 extra={"facts": {"session": session.id, "stage": session.stage, "error": str(error)}},
             )
             continue
+        strange = begun > session.applied
+        if strange:
+            # Of a use that it had begun and not said: not of the one that the broker knows.
+            facts = {"session": session.id, "stage": session.stage, "rids": [member.rid for member in members[:8]]}
+            log.warning("a dead writer's payloads are of a use that it had not said, and go", extra={"facts": facts})
         number = session.applied + len(found) + 1
-        data_offset = header.data_offset
-        found.append(Sealed(now, session.id, number, session.seen, edge, block.handle, data_offset, members))
+        where = (edge, block.handle, header.data_offset, members)
+        found.append(Sealed(now, session.id, number, session.seen, *where, unsaid=True, strange=strange))
     return found

@@ -30,7 +30,7 @@ class Channel:
     """One edge as this session reads it. The session's lock guards it."""
 
     def __init__(
-        self, edge: Edge, reader: int, readers: int, resume: bool, voided: OrderedDict[Hold, None] | None = None
+        self, edge: Edge, reader: int, readers: int, resume: bool, voided: OrderedDict[Hold, int] | None = None
     ) -> None:
         """`voided`: payloads that the broker has voided and that have not come yet."""
         self.edge, self.reader, self.readers, self.resume = edge, reader, readers, resume
@@ -306,6 +306,8 @@ class Channel:
         """The broker voids a payload that was not taken yet. What is behind it of its life goes, too, and so does END:
         behind a hole nothing is told but why, which comes next. What is to be given back."""
         for rid, queue in self.queues.items():
+            if (parked := queue.unpark(hold)) is not None:
+                return [parked]
             place = next((n for n, i in enumerate(queue.items) if isinstance(i, Arrived) and i.hold == hold), None)
             if place is None:
                 continue

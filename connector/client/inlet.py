@@ -325,8 +325,7 @@ class Inlet:
         if fd >= 0 and self._pairs.pop(fd, None) is not None:
             self._poller.unregister(fd)
         pair.close()
-        if self._session.pairs.get(pair.session) is pair:
-            del self._session.pairs[pair.session]
+        self._session.has_read(pair)
 
     def _decode(self, frame: bytes) -> Envelope:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -219,6 +219,10 @@ class Outgoing:
         self.aborted.move_to_end(rid)
         while len(self.aborted) > MOST_ABORTED:
             self.aborted.popitem(last=False)
+
+    def begun(self, rids: Iterable[str]) -> int:
+        """The number of the last finish, begin or enter of any of these; 0 for none."""
+        return max([self.opened.get(rid, 0) for rid in rids]) if self.opened else 0
 
     def lose_ways(self) -> None:
         """Nobody is told directly any more."""

@@ -25,16 +25,16 @@ class Pair:
         #: Largest frame to send, in bytes.
         self.most = most_bytes(stream.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
         self.came: deque[bytes] = deque()
-        #: The other's end is closed, or this one.
-        self.ended = False
+        #: All was read, and the other's end is closed, or this one. Before that: the other's end takes nothing more.
+        self.ended = self.deaf = False
         self._receive = stream.recv
 
     def send(self, frame: bytes) -> bool:
-        """False if it did not go: the reader reads too slowly for more, or it is gone (`ended`)."""
+        """False if it did not go: the reader reads too slowly for more, or it is gone (`deaf`)."""
         try:
             self.stream.send(frame)
         except OSError as error:
-            self.ended = error.errno not in (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM)
+            self.deaf = error.errno not in (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM)
             return False
         return True
 

@@ -162,9 +162,12 @@ def _drop(session: Session, message: msg.Drop) -> None:
             if hold.reader == channel.reader and (dropped := channel.discard(hold)):
                 session.give_up(dropped)
                 known = True
-        if not known:
+        if not known and message.writer and message.writer not in session.pairs:
+            # All that this writer told was read.
+            session.give_up_holds([hold])
+        elif not known:
             # The writer's word of it may be on its way.
-            session.voided[hold] = None
+            session.voided[hold] = message.writer
             while len(session.voided) > MOST_VOIDED:
                 session.voided.popitem(last=False)
 
@@ -182,7 +185,7 @@ def _direct(session: Session, message: msg.Direct) -> None:
         stream = session.outgoing.streams.get((edge, rid))
         if stream is not None and not session.reopened(rid, applied):
             pair = session.pairs.get(number)
-            stream.way = Way(pair, life) if pair is not None else None
+            stream.way = Way(pair, life) if pair is not None and not pair.deaf else None
 
 
 def _recall(session: Session, message: msg.Recall) -> None:

@@ -112,6 +112,17 @@ class RidQueue:
         elif not any(_is_same(other, item) for other in waiting):
             waiting.append(item)
 
+    def unpark(self, hold: Hold) -> Arrived | None:
+        """What came early leaves, if it is this."""
+        for behind, waiting in (self.parked or {}).items():
+            for item in waiting:
+                if isinstance(item, Arrived) and item.hold == hold:
+                    waiting.remove(item)
+                    if not waiting and self.parked is not None:
+                        del self.parked[behind]
+                    return item
+        return None
+
     # -- departures -----------------------------------------------------------------------------------
 
     def holds(self, arrived: Arrived) -> bool:

@@ -79,8 +79,9 @@ class Session:
         #: Flushes that were asked for while the broker was away.
         self._marks: deque[Request] = deque()
         self.channels: dict[tuple[Edge, int], Channel] = {}
-        #: Voided payloads that have not come yet. Bounded; the oldest are forgotten.
-        self.voided: OrderedDict[Hold, None] = OrderedDict()
+        #: Voided payloads that have not come yet, and the writer, if it died, that may have told of them. Bounded; the
+        #: oldest are forgotten.
+        self.voided: OrderedDict[Hold, int] = OrderedDict()
         #: Sockets to other sessions, by number; those that are new to the inlet; and those that came just now.
         self.pairs: dict[int, Pair] = {}
         self.introduced: deque[Pair] = deque()
@@ -179,6 +180,21 @@ class Session:
         """Payloads that nobody here will take. The lock must be held."""
         for item in unread:
             self.holds.free(item.arena.uuid, item.hold)
+
+    def give_up_holds(self, holds: Iterable[Hold]) -> None:
+        """Payloads that the broker keeps for this session, and that it does not have. The lock must be held."""
+        for hold in holds:
+            self.holds.free(self.holds.uuid, hold)
+
+    def has_read(self, pair: Pair) -> None:
+        """All that came over it was applied, and nothing more will: what its writer may have told, it did not."""
+        with self.lock:
+            if self.pairs.get(pair.session) is pair:
+                del self.pairs[pair.session]
+                untold = [hold for hold, writer in self.voided.items() if writer == pair.session]
+                self.give_up_holds(untold)
+                for hold in untold:
+                    del self.voided[hold]
 
     def free(self, uuid: str, hold: Hold) -> None:
         """A payload's last view died. Called by finalisers: no lock, no send, no log."""
@@ -291,6 +307,7 @@ class Session:
         if not first:
             self.blocks.take_all()
             self.pairs.clear()
+            self.voided.clear()
             self.outgoing.lose_ways()
             for channel in self.channels.values():
                 channel.start_anew()

@@ -64,9 +64,7 @@ def tell(
 def _fall_back(session: Session, edge: Edge, pair: Pair, rids: list[str], streams: list[OutStream]) -> None:
     for stream in streams:
         stream.way = None
-    if pair.ended:
-        session.pairs.pop(pair.session, None)
-    else:
+    if not pair.deaf:
         # Its socket is full: through the broker they wait there, within the reader's window.
         session.post(msg.FellBack(edge, tuple(rids)))
 

@@ -257,7 +257,7 @@ def _seal(
         member = (rid, index, attempt, flags, readers, laid.packed, laid.nbytes)
         members.append(tuple.__new__(Member, member))
         tickets.append(Ticket(edge, rid, index))
-    meta = pack_meta(edge, members)
+    meta = pack_meta(edge, members, session.outgoing.begun(item.rid for item in items))
     offset, generation = block.handle
     arena_blocks.write_header(
         block.arena, offset, generation, session.number, 0, meta, len(members), plan.data_offset, plan.data_bytes

@@ -116,9 +116,12 @@ class Notices(Message):
 
 @dataclass(slots=True)
 class Drop(Message):
+    """`writer`: a session that may have told of them, and has died; 0 for none."""
+
     code = 75
-    checks = (f.many(hot.hold, 1_000_000),)
+    checks = (f.many(hot.hold, 1_000_000), f.WORD)
     holds: tuple[Hold, ...]
+    writer: int = 0
 
 
 @dataclass(slots=True)

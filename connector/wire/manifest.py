@@ -1,7 +1,8 @@
 """Manifests and block meta as bytes. They travel in messages and lie in the block itself.
 
 manifest: `[begin, end, [[key, dtype, [dim, …], offset, nbytes], …]]`, offsets from the block's data.
-meta:     `[[from_stage, to_stage, replica], [[rid, index, attempt, flags, readers, manifest, nbytes], …]]`.
+meta:     `[[from_stage, to_stage, replica], [[rid, index, attempt, flags, readers, manifest, nbytes], …], begun]`;
+          `begun`: the number of its session's last word that began a use of one of these rids, 0 for none.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _MANIFEST = f.struct(lambda begin, end, slots: Manifest(slots, begin, end), f.WO
 #: One packer for all: it calls nothing back, so no other thread comes in between.
 _pack = msgpack.Packer(use_bin_type=True).pack
 #: Of an edge and of a member all but their texts and manifests: lists, heads and numbers at their longest.
-_EDGE_MOST, _MEMBER_MOST = 5 + 5 + 5 + 5 + 9 + 5, 5 + 5 + 9 + 9 + 9 + 9 + 5 + 9
-_META = f.struct(lambda edge, members: (edge, members), hot.edge, f.many(hot.member, 100_000))
+_EDGE_MOST, _MEMBER_MOST = 5 + 5 + 5 + 5 + 9 + 5 + 9, 5 + 5 + 9 + 9 + 9 + 9 + 5 + 9
+_META = f.struct(lambda *parts: parts, hot.edge, f.many(hot.member, 100_000), f.WORD)
 
 
 def pack_manifest(manifest: Manifest) -> bytes:
@@ -39,8 +40,8 @@ def unpack_manifest(data: bytes) -> Manifest:
     return manifest
 
 
-def pack_meta(edge: Edge, members: Sequence[Member]) -> bytes:
-    packed: bytes = _pack((edge, members))
+def pack_meta(edge: Edge, members: Sequence[Member], begun: int) -> bytes:
+    packed: bytes = _pack((edge, members, begun))
     return packed
 
 
@@ -52,8 +53,8 @@ def most_meta(edge: Edge, rid_chars: int, manifests: Sequence[bytes]) -> int:
     return 4 * texts + sum(map(len, manifests)) + _EDGE_MOST + _MEMBER_MOST * len(manifests)
 
 
-def unpack_meta(data: bytes) -> tuple[Edge, tuple[Member, ...]]:
-    meta: tuple[Edge, tuple[Member, ...]] = _read(data, _META, "meta")
+def unpack_meta(data: bytes) -> tuple[Edge, tuple[Member, ...], int]:
+    meta: tuple[Edge, tuple[Member, ...], int] = _read(data, _META, "meta")
     return meta
 
 

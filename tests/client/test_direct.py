@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 from collections import OrderedDict
@@ -14,12 +15,16 @@ import pytest
 import torch
 
 import connector
-from connector.client import inbox, telling
+from connector.client import inbox, receive, telling
 from connector.client.inbox import Channel
+from connector.client.pairs import Pair
 from connector.client.rid_queue import Arrived
+from connector.client.session import Session
 from connector.core.directory.effects import Descriptor
+from connector.core.directory.events import Hold
 from connector.core.errors import RequestAborted, WriterDied
 from connector.core.names import Edge, Handle
+from connector.wire import messages as msg
 
 ROOT = Path(__file__).resolve().parents[2]
 HANG = 60.0
@@ -253,9 +258,53 @@ def test_a_failure_is_told_behind_what_came_before_it_and_nothing_behind_it() ->
     assert back == [_arrived(2, 1).hold]
 
 
+def test_what_is_voided_while_it_waits_for_what_it_is_behind_never_comes() -> None:
+    channel = Channel(EDGE, 0, 1, False)
+    early = _arrived(1, 0)
+    channel.deliver(early)
+    assert channel.discard(early.hold) == [early]
+    channel.deliver(_arrived(0, -1))
+    assert _taken(channel) == [0]
+
+
+def _released(session: Session) -> list[Hold]:
+    said: list[msg.Message] = []
+    session.holds.say(said.append, everything=True)
+    return [Hold(span.handle, span.first, span.reader) for word in said for span in word.spans]  # type: ignore[attr-defined]
+
+
+def test_of_what_a_dead_writer_may_have_told_a_reader_says_when_it_cannot_come_any_more() -> None:
+    """Until then the broker keeps the block."""
+    session = Session("b", "nowhere", lambda: None, lambda: None)
+    session.holds.start_anew("arena")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        pair = session.pairs[7] = Pair(7, ours)
+        coming, past = _arrived(1, 0).hold, _arrived(2, 1).hold
+        receive.HANDLERS[msg.Drop](session, msg.Drop((coming,), 7))
+        assert _released(session) == []
+        session.has_read(pair)
+        assert _released(session) == [coming]
+        receive.HANDLERS[msg.Drop](session, msg.Drop((past,), 7))
+        assert _released(session) == [past]
+
+
+def test_what_a_writer_told_before_it_went_is_read_although_nothing_more_goes_to_it() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        pair = Pair(7, ours)
+        theirs.send(b"told")
+        theirs.close()
+        assert not pair.send(b"heard by nobody") and pair.deaf and not pair.ended
+        pair.receive()
+        assert list(pair.came) == [b"told"] and not pair.ended
+        pair.receive()
+        assert pair.ended
+
+
 def test_what_the_broker_voided_before_it_came_is_a_hole() -> None:
     void = _arrived(1, 0)
-    channel = Channel(EDGE, 0, 1, False, OrderedDict({void.hold: None}))
+    channel = Channel(EDGE, 0, 1, False, OrderedDict({void.hold: 0}))
     channel.deliver(_arrived(0, -1))
     assert channel.deliver(void)[0] == [void.hold]
     behind = _arrived(2, 1)

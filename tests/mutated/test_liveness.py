@@ -22,7 +22,7 @@ from connector.broker.store import Store
 from connector.core.directory.events import Flags, Member
 from connector.core.endpoint import lifeline_path, session_lock_path
 from connector.core.errors import ProtocolViolation
-from connector.core.names import Edge
+from connector.core.names import Edge, Handle
 from connector.wire import codec
 from connector.wire import messages as msg
 from connector.wire.manifest import pack_meta
@@ -149,6 +149,27 @@ def serve() -> Iterator[Callable[[bool], Serving]]:
         run_dir.remove_contents()
 
 
+def write(serving: Serving, handle: Handle, rid: str, begun: int) -> None:
+    """A block's header, as a writer writes it."""
+    meta = pack_meta(EDGE, [Member(rid, 0, 0, Flags.LAST, 1, b"", 0)], begun)
+    blocks.write_header(serving.store.arena, *handle, 1, 0, meta, 1, 256, 0)
+
+
+def test_what_a_dead_writer_sealed_in_a_use_that_it_had_not_said_is_none_of_the_one_before(
+    serve: Callable[[bool], Serving],
+) -> None:
+    """Its second finish was not heard: what it put behind that would go into the wrong use."""
+    serving = serve(True)
+    serving.hear(msg.Finish(1, "r", False), msg.Reserve(1, EDGE, (512, 512), 0.0, (), True))
+    (granted,) = [word for word in serving.said if isinstance(word, msg.Grant)]
+    for (handle, _), begun in zip(granted.blocks, (2, 1), strict=True):
+        write(serving, handle, f"r{begun}", begun)
+        blocks.seal(serving.store.arena, *handle)
+    serving.service.died(TOKEN, "killed")
+    assert list(serving.service.directory.state.lives) == ["r1"]
+    assert list(serving.service.directory.state.blocks) == [granted.blocks[1][0].offset]
+
+
 def test_what_a_dead_writer_had_sealed_and_not_said_is_there(serve: Callable[[bool], Serving]) -> None:
     """The ready word, not the message, makes a payload exist; a block without it was none."""
     serving = serve(True)
@@ -156,8 +177,7 @@ def test_what_a_dead_writer_had_sealed_and_not_said_is_there(serve: Callable[[bo
     (granted,) = [word for word in serving.said if isinstance(word, msg.Grant)]
     (sealed, _), (bare, _) = granted.blocks
     for handle, rid in ((sealed, "r"), (bare, "s")):
-        meta = pack_meta(EDGE, [Member(rid, 0, 0, Flags.LAST, 1, b"", 0)])
-        blocks.write_header(serving.store.arena, *handle, 1, 0, meta, 1, 256, 0)
+        write(serving, handle, rid, 0)
     blocks.seal(serving.store.arena, *sealed)
     serving.service.died(TOKEN, "killed")
     assert list(serving.service.directory.state.lives) == ["r"]

@@ -14,6 +14,7 @@ from connector.core.errors import ProtocolViolation
 from connector.core.layout import Manifest, Slot, plan
 from connector.core.names import MAX_DIMS, MAX_INDEX, MAX_READERS, Edge
 from connector.core.specs import DTYPE_BITS, TensorSpec
+from connector.wire.fields import MAX_WORD
 from connector.wire.manifest import pack_manifest, pack_meta, unpack_manifest, unpack_meta
 
 WORD = st.integers(0, 2**63 - 1)
@@ -56,10 +57,10 @@ def test_planned_manifests_come_back(members: list[list[TensorSpec]]) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(MEMBER, max_size=4))
-def test_a_meta_comes_back_as_it_was(members: list[Member]) -> None:
-    edge, came = unpack_meta(pack_meta(EDGE, members))
-    assert (edge, list(came)) == (EDGE, members)
+@given(st.lists(MEMBER, max_size=4), st.integers(0, MAX_WORD))
+def test_a_meta_comes_back_as_it_was(members: list[Member], begun: int) -> None:
+    edge, came, since = unpack_meta(pack_meta(EDGE, members, begun))
+    assert (edge, list(came), since) == (EDGE, members, begun)
     assert type(edge) is Edge
     assert all(type(member) is Member for member in came)
 
@@ -115,17 +116,20 @@ def test_a_wrong_manifest_is_refused(value: Any) -> None:
         None,
         [],
         [["a", "b", 0]],
-        [["a", "b"], []],
-        [["a", "b:c", 0], []],
-        [["", "b", 0], []],
-        [["a", "b", -1], []],
-        [["a", "b", True], []],
-        [["a", "b", 0], None],
-        [["a", "b", 0], [["r", 0, 0, 4, 1, b"", 0]]],
-        [["a", "b", 0], [["r", 0, 0, 0, 0, b"", 0]]],
-        [["a", "b", 0], [["", 0, 0, 0, 1, b"", 0]]],
-        [["a", "b", 0], [["r", 0, 0, 0, 1, "", 0]]],
-        [["a", "b", 0], [["r", 0, 0, 0, 1, b"", 0, 0]]],
+        [["a", "b"], [], 0],
+        [["a", "b:c", 0], [], 0],
+        [["", "b", 0], [], 0],
+        [["a", "b", -1], [], 0],
+        [["a", "b", True], [], 0],
+        [["a", "b", 0], None, 0],
+        [["a", "b", 0], [["r", 0, 0, 4, 1, b"", 0]], 0],
+        [["a", "b", 0], [["r", 0, 0, 0, 0, b"", 0]], 0],
+        [["a", "b", 0], [["", 0, 0, 0, 1, b"", 0]], 0],
+        [["a", "b", 0], [["r", 0, 0, 0, 1, "", 0]], 0],
+        [["a", "b", 0], [["r", 0, 0, 0, 1, b"", 0, 0]], 0],
+        [["a", "b", 0], []],
+        [["a", "b", 0], [], -1],
+        [["a", "b", 0], [], None],
     ],
     ids=repr,
 )
@@ -154,7 +158,7 @@ def test_deep_nesting_is_refused(levels: int) -> None:
 def test_cut_grown_and_flipped_bytes_are_refused_or_well_formed() -> None:
     """Every length and every bit of a typical one."""
     manifest = pack_manifest(plan([[TensorSpec("r-24", "bfloat16", (2, 8)), TensorSpec("é", "int64", ())]])[0])
-    meta = pack_meta(EDGE, [Member("r", 1, 0, 1, 1, manifest, 40)])
+    meta = pack_meta(EDGE, [Member("r", 1, 0, 1, 1, manifest, 40)], 7)
     for read, data in ((unpack_manifest, manifest), (unpack_meta, meta)):
         assert opens(read, data)
         assert [n for n in range(len(data)) if opens(read, data[:n])] == []

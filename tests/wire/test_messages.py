@@ -159,7 +159,7 @@ FIELDS: dict[type[msg.Message], list[Kind]] = {
     msg.PutFailed: [WORD, number(0, 100_000), ERROR],
     msg.PutNoted: [WORD, number(0, 100_000), short(32)],
     msg.Notices: [many(NOTICE, 100_000), FLAG],
-    msg.Drop: [many(HOLD, 1_000_000)],
+    msg.Drop: [many(HOLD, 1_000_000), WORD],
     msg.Recall: [],
     msg.Ping: [],
     msg.Resend: [WORD],

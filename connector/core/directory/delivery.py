@@ -30,6 +30,7 @@ from connector.core.names import Edge
 Key = TypeVar("Key")
 #: Chunks of one rid in a row before the next rid gets its turn.
 TURN = 8
+ALL = 1 << 30
 
 
 def open_shares(state: State, stream: Stream, readers: int) -> None:
@@ -56,6 +57,10 @@ def touch(state: State, stream: Stream) -> None:
     """Something of this stream may be sent: note it for every reader that listens."""
     for reader in range(stream.readers):
         touch_rid(state, stream.at, reader, stream.rid)
+        subscription = stream.at.subscriptions.get(reader) if stream.shares[reader].ahead else None
+        if subscription is not None:
+            subscription.parked[stream.rid] = None
+            state.touched[subscription.place] = None
 
 
 def touch_rid(state: State, edge: EdgeState, reader: int, rid: str) -> None:
@@ -103,6 +108,9 @@ def _pump_reader(state: State, edge: EdgeState, reader: int) -> None:
     if session.presence is Presence.CLOSING:
         return
     batch: list[Descriptor] = []
+    while subscription.parked:
+        rid, _ = subscription.parked.popitem(last=False)
+        _send_rid(state, session, edge, reader, rid, rid in subscription.claims, batch, ALL)
     while subscription.wanted:
         rid, _ = subscription.wanted.popitem(last=False)
         _send_rid(state, session, edge, reader, rid, True, batch, state.settings.claim_window)
@@ -135,8 +143,12 @@ def _send_rid(
     stream = front(edge, rid, reader)
     if stream is None or not _may_see(state, session, edge, stream, reader):
         return False
+    share = stream.shares[reader]
     for _ in range(most):
-        if claimed_:
+        if share.ahead:
+            # It has used the credits of what waits there for this.
+            pass
+        elif claimed_:
             if session.claimed.get((edge.edge, reader, rid), 0) >= state.settings.claim_window:
                 return False
         elif session.pushed.get((edge.edge, reader), 0) >= state.settings.window:

@@ -146,13 +146,21 @@ def _was_seen(chunk: Chunk | None) -> None:
             share.redelivered_below = max(share.redelivered_below, chunk.index + 1)
 
 
-def _keep(state: State, reader: Session, block: Block, place: int) -> None:
+def keep_for_all(state: State, block: Block, place: int) -> None:
+    """The payload goes without having been sent; but its writer, which has died, may have told these sessions of it."""
+    for number in sorted(block.maybe):
+        reader = state.sessions.get(number)
+        if reader is not None and reader.presence is not Presence.CLOSING:
+            _keep(state, reader, block, place, writer=block.session)
+
+
+def _keep(state: State, reader: Session, block: Block, place: int, writer: int = 0) -> None:
     """It is no payload that the session is to have; but it may have it: the block stays until it lets go."""
     hold = Hold(block.handle, place, 0)
     if hold not in reader.inspecting:
         reader.inspecting[hold] = block
         block.outstanding += 1
-        state.emit(DropHolds(reader.id, (hold,)))
+        state.emit(DropHolds(reader.id, (hold,), writer))
 
 
 def _hand_over(state: State, reader: Session, chunk: Chunk) -> None:
@@ -174,6 +182,7 @@ def _hand_over(state: State, reader: Session, chunk: Chunk) -> None:
         pass_ahead(share)
     elif index > share.cursor:
         share.ahead = {*share.ahead, index}
+        delivery.touch(state, stream)
 
 
 def pass_ahead(share: Share) -> None:

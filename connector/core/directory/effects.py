@@ -187,9 +187,11 @@ class Notices(ToSession):
 
 @dataclass(slots=True)
 class DropHolds(ToSession):
-    """These payloads are void; release them as soon as no view is alive."""
+    """These payloads are void; release them as soon as no view is alive. `writer`: the number of the session that may
+    have told of them, and has died; what its socket brought no word of is to be released, too. 0: none."""
 
     holds: tuple[Hold, ...]
+    writer: int = 0
 
 
 @dataclass(slots=True)

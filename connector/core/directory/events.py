@@ -144,6 +144,10 @@ class Sealed(Event):
     data_offset: int
     members: tuple[Member, ...]
     told: tuple[Told, ...] = ()
+    #: Found in a block of a writer that has died: whom it told is not known. And the payloads are of a use that it had
+    #: begun, and not said.
+    unsaid: bool = False
+    strange: bool = False
 
 
 @dataclass(slots=True)

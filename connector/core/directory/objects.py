@@ -84,6 +84,8 @@ class Block:
     lot: Lot | None = None
     #: While it is reserved: what readers, who were told directly, have said of it already.
     early: list[Early] | tuple[()] = ()
+    #: Its writer died before it said whom it had told: each of these sessions may have its payloads.
+    maybe: frozenset[int] = NOBODY
     #: (payload, reader) pairs not yet released; 0 frees a sealed block.
     outstanding: int = 0
 

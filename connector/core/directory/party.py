@@ -67,6 +67,8 @@ class Subscription:
     #: rids that may have something to send, in the order they became so; claimed ones apart.
     ready: OrderedDict[str, None] = field(default_factory=OrderedDict)
     wanted: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    #: rids of which the reader was told directly what is behind something that it is still to be sent.
+    parked: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
 
 @dataclass(slots=True)

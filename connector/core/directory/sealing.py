@@ -15,6 +15,7 @@ from connector.core.errors import (
     ProtocolViolation,
     ReadersMismatch,
     StreamEnded,
+    WriterDied,
 )
 from connector.core.names import Edge
 
@@ -48,7 +49,9 @@ def seal(state: State, event: Sealed) -> None:
     state.serial += len(event.members)
     state.shelf.add(block)
     state.last_progress = state.now
-    if alike.seal(state, session, edge, block, event):
+    if event.unsaid:
+        block.maybe = session.peers
+    elif alike.seal(state, session, edge, block, event):
         if block.early:
             direct.apply_early(state, block)
         return
@@ -58,15 +61,23 @@ def seal(state: State, event: Sealed) -> None:
     for place, member in enumerate(event.members):
         block.members.append(None)
         try:
+            if event.strange:
+                raise _of_no_use_here(edge, member)
             _place(state, session, edge, event, block, place, member)
         except ConnectorError as error:
             _refuse(state, session, edge, event, place, error)
+        if block.maybe and block.members[place] is None:
+            direct.keep_for_all(state, block, place)
         if place in told:
             direct.has_it(state, told[place], block, place)
     if block.early:
         direct.apply_early(state, block)
     block.outstanding -= 1
     releasing.free_if_done(state, block)
+
+
+def _of_no_use_here(edge: EdgeState, member: Member) -> WriterDied:
+    return WriterDied("the writer died before it had said that it was in this use", rid=member.rid, edge=str(edge.edge))
 
 
 def _own_block(session: Session, event: Sealed) -> Block | None:

@@ -193,12 +193,11 @@ def test_a_chunk_told_ahead_of_what_waits_here_is_sent_to_nobody_again(make_rig:
     rig.put(town.writer, "r", 1)
     ahead = town.tell(2)
     rig.put(town.writer, "r", 3, last=True)
-    assert rig.arrived(town.reader) == []
-    rig.take(town.reader, first)
-    rig.take(town.reader, ahead)
     came = rig.arrived(town.reader)
     assert [(told.index, told.behind) for told in came] == [(1, 0)]
-    rig.take(town.reader, *came)
+    rig.take(town.reader, first, *came)
+    assert rig.arrived(town.reader) == []
+    rig.take(town.reader, ahead)
     (last,) = rig.arrived(town.reader)
     assert (last.index, last.behind) == (3, 2)
     rig.release(town.reader, first, ahead, *came, last)
@@ -254,6 +253,7 @@ def test_what_was_told_ahead_to_a_reader_that_died_goes_to_the_next_in_its_turn(
     town.begin()
     rig.put(town.writer, "r", 1)
     town.tell(2, last=True)
+    assert [told.index for told in rig.arrived(town.reader)] == [1]
     rig.die(town.reader)
     reader = town.join("talker")
     assert rig.subscribe(reader) is None
@@ -306,3 +306,40 @@ def test_end_and_failure_are_said_behind_what_was_told(town: Town) -> None:
     rig.die(town.writer)
     (failed,) = rig.heard(town.reader, ef.StreamFailed)
     assert (failed.rid, failed.behind) == ("q", 1)
+
+
+def test_what_is_told_ahead_of_a_full_window_lets_through_what_it_is_behind(make_rig: Any) -> None:
+    """Told chunks use credits, and are not taken before what comes first: that must not wait for them."""
+    town = Town(make_rig(window=2))
+    rig, _ = town.rig, town.begin()
+    for index in range(1, 6):
+        rig.put(town.writer, "r", index)
+    assert [told.index for told in rig.arrived(town.reader)] == [1]
+    town.tell(6)
+    came = rig.arrived(town.reader)
+    assert [(told.index, told.behind) for told in came] == [(2, 1), (3, 2), (4, 3), (5, 4)]
+
+
+def unsaid(town: Town, block: Handle, member: ev.Member, strange: bool = False) -> None:
+    """What the broker finds in a block of a writer that has just died."""
+    rig, number = town.rig, town.rig.state.sessions[town.writer].applied + 1
+    rig.handle(
+        ev.Sealed(
+            rig.now, town.writer, number, 0, rig.edge, block, 64, (member,), unsaid=True, strange=strange
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("why", ["behind a hole", "of a use that nobody heard of"])
+def test_what_a_dead_writer_may_have_told_stays_until_its_reader_answers(town: Town, why: str) -> None:
+    """It did not live to say whom it told, and the payload is not to be read: its reader may have it all the same."""
+    rig, first = town.rig, town.begin()
+    block = rig.room(town.writer)
+    unsaid(town, block, rig.member("r", 2 if why == "behind a hole" else 1), why != "behind a hole")
+    rig.die(town.writer)
+    rig.release(town.reader, first)
+    (drop,) = rig.heard(town.reader, ef.DropHolds)
+    assert (drop.holds, drop.writer) == ((rig.hold(town.descriptor(block, 2)),), town.writer)
+    assert rig.used == 64
+    rig.release(town.reader, town.descriptor(block, 2))
+    assert rig.used == 0 and rig.failures(town.reader)
