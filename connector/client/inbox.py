@@ -67,6 +67,10 @@ class Channel:
         if queue is None:
             queue = self.queues[rid] = RidQueue()
         if queue.is_early(life, told.behind):
+            if arrived.hold in self._voided:
+                # It never comes, and what waits for it neither.
+                del self._voided[arrived.hold]
+                return [arrived.hold], []
             queue.park((life, told.behind), arrived)
             return [], []
         back: list[Hold] = []

@@ -267,6 +267,15 @@ def test_what_is_voided_while_it_waits_for_what_it_is_behind_never_comes() -> No
     assert _taken(channel) == [0]
 
 
+def test_what_was_voided_and_comes_early_is_given_back_at_once() -> None:
+    """Once its writer's socket was read to its end, the broker is told that it is not here."""
+    early, voided = _arrived(1, 0), OrderedDict({_arrived(1, 0).hold: 7})
+    channel = Channel(EDGE, 0, 1, False, voided)
+    assert channel.deliver(early) == ([early.hold], []) and not voided
+    channel.deliver(_arrived(0, -1))
+    assert _taken(channel) == [0]
+
+
 def _released(session: Session) -> list[Hold]:
     said: list[msg.Message] = []
     session.holds.say(said.append, everything=True)
