@@ -18,7 +18,7 @@ from connector.client.rid_queue import Arrived, EndMark
 from connector.core.directory import effects as ef
 from connector.core.directory import events as ev
 from connector.core.directory.events import Hold
-from connector.core.errors import ReaderDied
+from connector.core.errors import ReaderDied, RequestAborted
 
 Use = tuple[str, int]
 
@@ -34,6 +34,7 @@ class Writer:
         self.next: dict[str, int] = defaultdict(int)
         self.way: dict[str, tuple[int, int]] = {}
         self.stopped: set[str] = set()
+        self.aborted: set[str] = set()
         #: Uses of what was put, by the message's number.
         self.sent: dict[int, list[Use]] = {}
         self.heard = 0
@@ -69,6 +70,12 @@ class Writer:
             # It has gone: its socket says so.
             self.way = {rid: way for rid, way in self.way.items() if way[0] != number}
             return ()
+        if self.world.chance.random() < 0.05:
+            # The reader's socket is full.
+            rids = [m.rid for m in members if m.rid in self.way]
+            self.way = {rid: way for rid, way in self.way.items() if rid not in rids}
+            self.says.append(ev.FellBack(self.rig.now, self.session, self.rig.edge, tuple(rids)))
+            return ()
         told, spoken = [], []
         for place, member in enumerate(members):
             way = self.way.get(member.rid)
@@ -86,7 +93,8 @@ class Writer:
     def again(self, rid: str) -> None:
         """It ends its use of the rid, and begins the next."""
         number = self.rig.number(self.session)
-        self.says.append(ev.Finished(self.rig.now, self.session, number, rid))
+        self.says.append(ev.Finished(self.rig.now, self.session, number, rid, rid in self.aborted))
+        self.aborted.discard(rid)
         self.finished[rid].append(number)
         self.next[rid] = 0
         self.way.pop(rid, None)
@@ -107,9 +115,22 @@ class Writer:
                 self.world.broken.add(use)
                 if use == self.use(effect.rid):
                     self.stopped.add(effect.rid)
+            elif isinstance(effect, ef.Notices):
+                for notice in effect.notices:
+                    self._stop(notice.rid, notice.applied)
+                self.rig.hear(self.session)
             elif isinstance(effect, ef.PutFailed):
-                assert isinstance(effect.error, ReaderDied), effect
+                assert isinstance(effect.error, (ReaderDied, RequestAborted)), effect
                 self.world.broken.add(self.sent[effect.number][effect.member])
+
+    def _stop(self, rid: str, applied: int) -> None:
+        """The rid was aborted when the session had said so much."""
+        use = self.use(rid, applied)
+        self.world.broken |= {(rid, one) for one in range(use[1] + 1)}
+        if use == self.use(rid):
+            self.stopped.add(rid)
+            self.aborted.add(rid)
+            self.way.pop(rid, None)
 
     def say(self, count: int) -> None:
         for _ in range(min(count, len(self.says))):
@@ -187,6 +208,12 @@ class Reader:
                 self.channel.end(effect.rid, effect.life, effect.behind)
             elif isinstance(effect, ef.StreamFailed):
                 self.channel.fail(effect.rid, effect.life, effect.error, effect.behind)
+            elif isinstance(effect, ef.Notices):
+                for notice in effect.notices:
+                    error = RequestAborted("stop")
+                    for item in self.channel.break_off(notice.rid, notice.life, error)[0]:
+                        self.release(item.hold)
+                self.rig.hear(self.session)
             elif isinstance(effect, ef.DropHolds):
                 for hold in effect.holds:
                     self._drop(hold, effect.writer)
@@ -222,6 +249,13 @@ class Reader:
             elif item.life in self.world.uses:
                 self.over.add(self.world.uses[item.life])
                 self.world.broken.add(self.world.uses[item.life])
+
+    def leave(self) -> None:
+        """It says all that it has to say, and good-bye; views of what it has taken may be alive."""
+        self.say(1000)
+        self.rig.leave(self.session, [item.descriptor for item in self.held])
+        self.socket.clear()
+        self.channel.queues.clear()
 
     def let_go(self, count: int) -> None:
         for _ in range(min(count, len(self.held))):
@@ -276,6 +310,16 @@ class World:
         session = self.join("writer")
         return Writer(self, session, [f"{session}a", f"{session}b"])
 
+    def go(self, reader: Reader, how: str) -> None:
+        if how == "leaves":
+            reader.leave()
+        else:
+            self.rig.die(reader.session)
+            for all_of_it in (reader.held, reader.says, reader.socket, reader.channel.queues):
+                all_of_it.clear()
+        self.ended.append(reader)
+        self.come()
+
     def come(self) -> None:
         session = self.join("reader")
         assert self.rig.subscribe(session) is None
@@ -311,16 +355,23 @@ class World:
         elif what < 0.985:
             writer.die()
             self.writers = [self.writer() if one is writer else one for one in self.writers]
+        elif what < 0.989:
+            reader.say(1000)
+            rid = chance.choice(writer.rids)
+            self.broken |= {use for use in self.put if use[0] == rid}
+            self.rig.abort(reader.session, rid)
         else:
-            self.rig.die(reader.session)
-            self.ended.append(reader)
-            self.come()
+            self.go(reader, chance.choice(["leaves", "dies"]))
+        if self.ended:
+            gone = chance.choice(self.ended)
+            gone.let_go(chance.choice([0, 0, 1]))
+            gone.say(1)
         self.check_blocks()
 
     def check_blocks(self) -> None:
         """No block is reused that somebody may read."""
         blocks = self.rig.state.blocks
-        for hold in self.reader.has():
+        for hold in [hold for reader in (self.reader, *self.ended) for hold in reader.has()]:
             block = blocks.get(hold.handle.offset)
             assert block is not None and block.handle == hold.handle, "held, and not kept"
 
@@ -337,6 +388,9 @@ class World:
             for rid in writer.rids:
                 writer.again(rid)
         for _ in range(60):
+            for reader in self.ended:
+                reader.let_go(1000)
+                reader.say(1000)
             for writer in self.writers:
                 writer.say(1000)
                 writer.hear()
