@@ -9,7 +9,7 @@ from connector.client.blocks import ReservedBlock
 from connector.client.outgoing import OutStream
 from connector.client.pairs import Pair
 from connector.core.directory.effects import Descriptor
-from connector.core.directory.events import Flags, Member, Told
+from connector.core.directory.events import Member, Told
 from connector.core.names import Edge
 from connector.wire import codec
 from connector.wire import messages as msg
@@ -37,8 +37,9 @@ def tell(
     for place, (member, stream) in enumerate(zip(members, streams, strict=True)):
         rid, index, attempt, flags, _, manifest, _ = member
         way = stream.way
-        # All before it was put here, in order.
-        if way is None or attempt or flags & Flags.END_ONLY or stream.low != index + 1:
+        # All before it was put here, in order. END goes by the broker: a reader that has it may go at once, and must
+        # not be found to have gone in the middle.
+        if way is None or attempt or flags or stream.low != index + 1:
             continue
         if pair is None:
             pair = way.pair
@@ -46,7 +47,7 @@ def tell(
             continue
         places.append(place)
         fields = (
-            edge, 0, rid, way.life, index, 0, flags, block.handle, block.length, data_offset, place, manifest,
+            edge, 0, rid, way.life, index, 0, 0, block.handle, block.length, data_offset, place, manifest,
             index - 1,
         )  # fmt: skip
         told.append(tuple.__new__(Descriptor, fields))

@@ -115,8 +115,8 @@ def test_a_step_is_told_as_one(host: connector.Node, told: list[int]) -> None:
         out, into = writer.edge("a", "b"), reader.edge("a", "b")
         into.poll()
         rids = [f"r{number}" for number in range(8)]
-        for step in range(3):
-            out.put_many({rid: _value(step) for rid in rids}, last=step == 2)
+        for step in range(4):
+            out.put_many({rid: _value(step) for rid in rids}, last=step == 3)
             writer.flush()
             writer.status()
             came: dict[str, int] = {}
@@ -124,7 +124,29 @@ def test_a_step_is_told_as_one(host: connector.Node, told: list[int]) -> None:
                 assert into.wait(HANG)
                 came |= {rid: int(payloads[0]["x"]) for rid, payloads in into.poll().items()}
             assert came == dict.fromkeys(rids, step)
-    assert told[-2:] == [8, 8]
+    assert told[-3:] == [8, 8, 0]
+
+
+def test_a_reader_that_has_all_of_a_stream_may_go_at_once(host: connector.Node, told: list[int]) -> None:
+    """The broker knows then that it was the end."""
+    with connector.connect(stage="a", endpoint=host.endpoint) as writer:
+        out = writer.edge("a", "b")
+        for turn in range(5):
+            rid = f"r{turn}"
+            with connector.connect(stage="b", endpoint=host.endpoint) as reader:
+                into = reader.edge("a", "b")
+                into.poll()
+                for number in range(3):
+                    out.put(rid, _value(number), last=number == 2)
+                    if number == 0:
+                        # Its answer comes behind the way.
+                        writer.flush()
+                        writer.status()
+                while rid not in into.poll().ended:
+                    assert into.wait(HANG)
+            writer.flush()
+            writer.finish(rid)
+    assert any(told)
 
 
 def test_no_chunk_is_told_directly_where_the_broker_does_not_let_it(told: list[int]) -> None:

@@ -79,11 +79,11 @@ class Writer:
         told, spoken = [], []
         for place, member in enumerate(members):
             way = self.way.get(member.rid)
-            if way is None or way[0] != number:
+            if way is None or way[0] != number or member.flags:
                 continue
-            flags, behind = member.flags, member.index - 1
+            behind = member.index - 1
             told.append(
-                ef.Descriptor(self.rig.edge, 0, member.rid, way[1], member.index, 0, flags, block, 64, 64, place,
+                ef.Descriptor(self.rig.edge, 0, member.rid, way[1], member.index, 0, 0, block, 64, 64, place,
                               member.manifest, behind)
             )  # fmt: skip
             spoken.append(ev.Told(place, 1, number))
