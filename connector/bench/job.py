@@ -40,7 +40,7 @@ def _counts(chunk: int, sustained: int, step: int, prefill: int, large: int) -> 
 
 QUICK = Length(
     5,
-    _counts(100, 2000, 64 * 30, 15, 3),
+    _counts(100, 2000, 64 * 30, 30, 6),
     (10, 100_000),
     2.0,
     # No ratio is made of these, and they take a third of the time.
