@@ -109,8 +109,7 @@ def _pair_done(state: State, chunk: Chunk, reader: int, verb: str) -> None:
     if len(shares) == 1 or all(share is ShareState.RELEASED for share in shares):
         _forget(state, chunk)
         count_gone(state, chunk)
-        if not block.outstanding:
-            free_if_done(state, block)
+        free_if_done(state, block)
     share = stream.shares[reader]
     if share.told_end or share.closed:
         # Before that nothing is settled by it.
