@@ -66,15 +66,20 @@ class Channel:
         queue = self.queues.get(rid)
         if queue is None:
             queue = self.queues[rid] = RidQueue()
-        if queue.is_early(life, told.behind):
-            if arrived.hold in self._voided:
-                # It never comes, and what waits for it neither.
-                del self._voided[arrived.hold]
-                return [arrived.hold], []
-            queue.park((life, told.behind), arrived)
-            return [], []
         back: list[Hold] = []
-        self._accept(queue, arrived, back)
+        early = queue.is_early(life, told.behind)
+        if arrived.hold in self._voided:
+            del self._voided[arrived.hold]
+            back.append(arrived.hold)
+            if not early:
+                # A hole. An early one never gets its turn, nor does what waits for it.
+                queue.pass_over(arrived)
+        elif early:
+            queue.park((life, told.behind), arrived)
+        else:
+            self._accept(queue, arrived, back)
+        if early:
+            return back, []
         if queue.parked:
             self._unpark(queue, back)
         return back, self._arrived(rid, queue)
@@ -82,11 +87,6 @@ class Channel:
     def _accept(self, queue: RidQueue, arrived: Arrived, back: list[Hold]) -> None:
         told = arrived.descriptor
         life, flags = told.life, told.flags
-        if arrived.hold in self._voided:
-            del self._voided[arrived.hold]
-            queue.pass_over(arrived)
-            back.append(arrived.hold)
-            return
         if flags & Flags.END_ONLY:
             back.append(arrived.hold)
         else:

@@ -147,7 +147,7 @@ def _was_seen(chunk: Chunk | None) -> None:
 
 
 def keep_for_all(state: State, block: Block, place: int) -> None:
-    """The payload goes without having been sent; but its writer, which has died, may have told these sessions of it."""
+    """The payload goes without having been sent; but if its writer has died, it may have told these sessions of it."""
     for number in sorted(block.maybe):
         reader = state.sessions.get(number)
         if reader is not None and reader.presence is not Presence.CLOSING:

@@ -94,8 +94,7 @@ def drop_pending(state: State, chunk: Chunk, reader: int) -> bool:
     """Release a share whose reader was never told; True if it was one."""
     if chunk.shares[reader] is not ShareState.PENDING:
         return False
-    if chunk.block.maybe:
-        direct.keep_for_all(state, chunk.block, chunk.member)
+    direct.keep_for_all(state, chunk.block, chunk.member)
     _pair_done(state, chunk, reader, "drop")
     return True
 
@@ -134,8 +133,7 @@ def withdraw(state: State, chunk: Chunk) -> None:
         chunk.stream.end = None
     chunk.block.outstanding -= sum(share is ShareState.PENDING for share in chunk.shares)
     chunk.shares = [ShareState.RELEASED] * len(chunk.shares)
-    if chunk.block.maybe:
-        direct.keep_for_all(state, chunk.block, chunk.member)
+    direct.keep_for_all(state, chunk.block, chunk.member)
     state.tell("replaced", chunk.stream.edge, chunk.stream.rid, chunk.index, 0)
     _forget(state, chunk)
     count_gone(state, chunk)

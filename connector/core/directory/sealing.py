@@ -66,7 +66,7 @@ def seal(state: State, event: Sealed) -> None:
             _place(state, session, edge, event, block, place, member)
         except ConnectorError as error:
             _refuse(state, session, edge, event, place, error)
-        if block.maybe and block.members[place] is None:
+        if block.members[place] is None:
             direct.keep_for_all(state, block, place)
         if place in told:
             direct.has_it(state, told[place], block, place)
