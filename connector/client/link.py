@@ -25,7 +25,7 @@ from connector.client.inlet import Inlet
 from connector.client.lifeline import Lifeline
 from connector.client.outlet import Outlet
 from connector.client.session import Session
-from connector.client.wakers import Ticker, Waker
+from connector.client.wakers import Gate, Ticker, Waker
 from connector.core.endpoint import socket_path
 from connector.core.errors import BrokerLost, ClientClosed, ConnectorError, ProtocolViolation
 from connector.wire import codec
@@ -42,7 +42,7 @@ LONGEST, FULL = 5.0, 0.02
 
 
 class Link:
-    """Connects a session to a broker and keeps it so. `ready` is set at the first Welcome or refusal."""
+    """Connects a session to a broker and keeps it so. `ready` opens at the first Welcome or refusal."""
 
     def __init__(
         self, stage: str, run_dir: str, source: str, readonly: bool, ended: Callable[[], bool] | None = None
@@ -75,15 +75,15 @@ class Link:
         self._waits = False
         self._retry_at = 0.0
         self._retry_after = RETRY_FIRST
-        self.ready = threading.Event()
+        self.ready = Gate()
         self.refusal: ConnectorError | None = None
         self._close_by: float | None = None
         self._bye_sent = False
-        self.quiet = threading.Event()
+        self.quiet = Gate()
         self.thread = threading.Thread(target=self._run, name=f"connector-{stage}", daemon=True)
 
     def close(self, timeout: float) -> None:
-        """Ask the thread to send what is queued, say good-bye and end; `quiet` is set when that is done.
+        """Ask the thread to send what is queued, say good-bye and end; `quiet` opens when that is done.
 
         Takes no lock: the collector may call it, in a thread that holds the session's.
         """
@@ -194,11 +194,11 @@ class Link:
             if self._ended is not None and self._ended():
                 self.session.orphan()
             if not isinstance(error, BrokerLost):
-                self.ready.set()
+                self.ready.open()
         else:
             self.refusal = None
             self._retry_after = RETRY_FIRST
-            self.ready.set()
+            self.ready.open()
 
     def _connect(self) -> None:
         check_descriptors(self.session.tried)
@@ -295,9 +295,9 @@ class Link:
         return not session.up or (over and session.holds.is_empty())
 
     def _release_callers(self) -> None:
-        if not self.quiet.is_set():
+        if not self.quiet.is_open():
             self.session.fail_everything(ClientClosed("the node was closed", stage=self.session.stage))
-            self.quiet.set()
+            self.quiet.open()
 
     def _end(self) -> None:
         self.session.disconnected("the node was closed")
@@ -309,7 +309,7 @@ class Link:
         if self._prefault is not None:
             self._prefault.stop()
         self._release_callers()
-        self.ready.set()
+        self.ready.open()
 
 
 def _version() -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from connector.client.requests import Answer
+from connector.client.wakers import Gate
 
 if TYPE_CHECKING:
     from connector.client.session import Session
@@ -48,8 +48,8 @@ def _wait(answer: Answer, session: Session) -> None:
         answer.tell = session.nudge
         if session.lead(answer.is_done, SLICE):
             return
-        given = threading.Event()
-        answer.tell = given.set
+        given = Gate()
+        answer.tell = given.open
         if not answer.done:
             given.wait(SLICE)
 

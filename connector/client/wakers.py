@@ -1,9 +1,11 @@
-"""How a node's own thread is woken: now, or in a moment. Both live as long as anyone may call them: a view can outlive
-everything else, and its finaliser does."""
+"""How a node's own thread is woken, now or in a moment, and how its callers are. All live as long as anyone may call
+them: a view can outlive everything else, and its finaliser does."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from collections.abc import Callable
 
 #: Seconds that what nobody waits for may wait for company, and ticks without anything after which the thread sleeps.
@@ -25,8 +27,13 @@ class Waker:
     def __call__(self) -> None:
         """Any thread, any finaliser: one system call at most, no lock. What it is to find must be there before."""
         if not self._raised:
-            self._raised = True
-            os.eventfd_write(self.fd, 1)
+            try:
+                self._raised = True
+                os.eventfd_write(self.fd, 1)
+            except BaseException:
+                # A signal's handler raised in between: the next call writes.
+                self._raised = False
+                raise
 
     def look(self) -> None:
         """The thread is awake, and looks at everything behind this."""
@@ -69,3 +76,32 @@ class Ticker:
     def patience(self) -> float | None:
         """Seconds that the thread may sleep; None: as long as it likes."""
         return TICK if self.ticks or self.pending else None
+
+
+class Gate:
+    """Closed until it is opened, once and for all. What a signal's handler raises in a wait is what its caller gets:
+    in threading.Event's it can come out as a RuntimeError of a lock that was never taken."""
+
+    def __init__(self) -> None:
+        self._opened = False
+        self._bar = threading.Lock()
+        self._bar.acquire()
+
+    def open(self) -> None:
+        """Any thread; may be called again."""
+        self._opened = True
+        self._let_pass()
+
+    def is_open(self) -> bool:
+        return self._opened
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it is open, or was opened meanwhile. One thread's at a time; others may look late."""
+        if not self._opened and self._bar.acquire(timeout=max(seconds, 0.0)):
+            self._let_pass()
+        return self._opened
+
+    def _let_pass(self) -> None:
+        # RuntimeError: another one has just done it.
+        with contextlib.suppress(RuntimeError):
+            self._bar.release()
