@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
-from itertools import groupby
+from functools import partial
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import torch
@@ -45,15 +47,15 @@ class DeviceRows:
         max_tokens: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
+        place = torch.device(device)
         # Tensors made in inference mode could not be written outside of it.
         with torch.inference_mode(False):
             self._blocks = {
-                name: _Block(name, spec, max_tokens if spec.per_token else max_rows, torch.device(device))
+                name: _Block(name, spec, max_tokens if spec.per_token else max_rows, place)
                 for name, spec in specs.items()
             }
-        self._device = torch.device(device)
-        #: Behind the last transfers from host blocks. None where a transfer is over when it returns.
-        self._sent = torch.cuda.Event() if self._device.type == "cuda" else None
+            room = sum(_aligned(block.rows.nbytes) for block in self._blocks.values())
+            self._transfer = Transfer(room, place) if place != _HOST else None
 
     def stage(self, maps: BatchMaps, plan: StepPlan) -> Staged:
         """Lay the maps' tensors at their rows, or at their requests' spans; everything else of the views is zero.
@@ -71,15 +73,16 @@ class DeviceRows:
         for block in self._blocks.values():
             block.check_room(plan)
         staged = Staged({}, {})
-        if self._sent is not None:
-            # A transfer of the last step may still read the host blocks that are written now.
-            self._sent.synchronize()
         with torch.no_grad():
-            for name, block in self._blocks.items():
-                pieces = [block.piece(row, maps[row.rid].get(name), staged.failures) for row in plan.rows]
-                staged.views[name] = block.fill(pieces, block.size(plan))
-        if self._sent is not None:
-            self._sent.record(torch.cuda.current_stream(self._device))
+            laid = [
+                block.laid([block.piece(row, maps[row.rid].get(name), staged.failures) for row in plan.rows], plan)
+                for name, block in self._blocks.items()
+            ]
+            if self._transfer is not None:
+                self._transfer.send([one for one in laid if one.from_host])
+            for name, one in zip(self._blocks, laid, strict=True):
+                one.lay_there()
+                staged.views[name] = one.rows
         return staged
 
 
@@ -92,17 +95,74 @@ class _Piece(NamedTuple):
     on_device: bool
 
 
+class _Laid:
+    """A name's part of a step. `rows`: its view on the device; `from_host`: some of it comes by the transfer, with all
+    zeros, and what is on the device is laid behind that."""
+
+    def __init__(self, rows: torch.Tensor, pieces: list[_Piece]) -> None:
+        self.rows = rows
+        self._stop = pieces[-1].stop if pieces else 0
+        #: Pieces that follow each other and lie in one place.
+        self._runs = [list(run) for _, run in groupby(pieces, key=lambda one: (one.tensor is None, one.on_device))]
+        self.from_host = any(run[0].tensor is not None and not run[0].on_device for run in self._runs)
+
+    def lay_host(self, into: torch.Tensor) -> None:
+        """`into`: the same rows, on the host."""
+        for run in self._runs:
+            if not run[0].on_device:
+                _lay(into, run)
+        into[self._stop :].zero_()
+
+    def lay_there(self) -> None:
+        for run in self._runs:
+            if run[0].on_device or not self.from_host:
+                _lay(self.rows, run)
+        if not self.from_host:
+            self.rows[self._stop :].zero_()
+
+
+class Transfer:
+    """What a step has on the host, to the device by one copy that nobody waits for. Two host blocks take turns: a step
+    waits for the copy of the step before the last."""
+
+    def __init__(self, room: int, device: torch.device) -> None:
+        """`room`: bytes."""
+        cuda = _is_cuda(device)
+        make = _page_locked if cuda else partial(torch.zeros, dtype=torch.uint8)
+        #: Host blocks, and the events behind their last copies; None where a copy is over when it returns.
+        self._turns = deque((make(room), torch.cuda.Event() if cuda else None) for _ in range(2))
+        #: Where they arrive. From there each name's rows go to their fixed address.
+        self._landing = torch.zeros(room, dtype=torch.uint8, device=device)
+
+    def send(self, names: list[_Laid]) -> None:
+        """Bring what they have on the host to their rows."""
+        if not names:
+            return
+        host, sent = self._turns[0]
+        self._turns.rotate()
+        if sent is not None:
+            sent.synchronize()
+        ends = list(accumulate(_aligned(one.rows.nbytes) for one in names))
+        for one, end in zip(names, ends, strict=True):
+            one.lay_host(_as(host, end, one.rows))
+        self._landing[: ends[-1]].copy_(host[: ends[-1]], non_blocking=True)
+        if sent is not None:
+            sent.record(torch.cuda.current_stream(self._landing.device))
+        for one, end in zip(names, ends, strict=True):
+            one.rows.copy_(_as(self._landing, end, one.rows))
+
+
 class _Block:
-    """One name's tensor on the device and, if that is not the host, the host block that its rows are gathered in."""
+    """One name's tensor on the device."""
 
     def __init__(self, name: str, spec: RowSpec, most: int, device: torch.device) -> None:
         self.name, self.spec = name, spec
         self.rows = torch.zeros((most, *spec.shape), dtype=spec.dtype, device=device)
         # With its number, as its tensors have it.
         self.device = self.rows.device
-        self._host = self.rows
-        if device != _HOST:
-            self._host = torch.zeros((most, *spec.shape), dtype=spec.dtype, pin_memory=device.type == "cuda")
+
+    def laid(self, pieces: list[_Piece], plan: StepPlan) -> _Laid:
+        return _Laid(self.rows[: self.size(plan)], pieces)
 
     def size(self, plan: StepPlan) -> int:
         return plan.padded_tokens if self.spec.per_token else plan.padded_rows
@@ -128,26 +188,7 @@ class _Block:
             # Anew: a kept traceback would hold the maps.
             failures.setdefault(row.rid, error.anew())
             tensor = None
-        return _Piece(start, stop, tensor, tensor is not None and tensor.device == self.device)
-
-    def fill(self, pieces: list[_Piece], size: int) -> torch.Tensor:
-        """The first `size` rows, with the pieces in them: one copy for each run of pieces that lie in one place, and
-        one transfer for all that come from the host."""
-        runs = [list(run) for _, run in groupby(pieces, key=lambda piece: (piece.tensor is None, piece.on_device))]
-        from_host = any(run[0].tensor is not None and not run[0].on_device for run in runs)
-        into = self._host if from_host else self.rows
-        for run in runs:
-            if not (from_host and run[0].on_device):
-                _lay(into, run)
-        into[pieces[-1].stop if pieces else 0 : size].zero_()
-        view = self.rows[:size]
-        if from_host:
-            view.copy_(into[:size], non_blocking=True)
-            # Only now: the transfer would have covered what is on the device already.
-            for run in runs:
-                if run[0].on_device:
-                    _lay(view, run)
-        return view
+        return _Piece(start, stop, tensor, tensor is not None and _is_on(tensor, self.device))
 
     def _place(self, row: Row) -> tuple[int, int]:
         return row.span if self.spec.per_token else (row.index, row.index + 1)
@@ -181,6 +222,18 @@ class _Block:
         return value if value.shape == wanted else value.reshape(wanted)
 
 
+def _is_cuda(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+def _page_locked(room: int) -> torch.Tensor:
+    return torch.zeros(room, dtype=torch.uint8, pin_memory=True)
+
+
+def _is_on(tensor: torch.Tensor, device: torch.device) -> bool:
+    return tensor.device == device
+
+
 def _lay(block: torch.Tensor, run: list[_Piece]) -> None:
     """Pieces that follow each other, all tensors or all zeros, in one go."""
     rows = block[run[0].start : run[-1].stop]
@@ -189,3 +242,14 @@ def _lay(block: torch.Tensor, run: list[_Piece]) -> None:
         torch.cat(tensors, out=rows)
     else:
         rows.zero_()
+
+
+def _aligned(nbytes: int) -> int:
+    """Bytes that a name's rows take among the others': their dtype's views begin where they may."""
+    return -(-nbytes // 256) * 256
+
+
+def _as(block: torch.Tensor, end: int, rows: torch.Tensor) -> torch.Tensor:
+    """The bytes of a block before `end` that are for these rows, as such."""
+    start = end - _aligned(rows.nbytes)
+    return block[start : start + rows.nbytes].view(rows.dtype).view(rows.shape)

@@ -65,6 +65,11 @@ class Arena:
         self.segment.words[W_PID] = os.getpid()
         self.segment.words[W_EPOCH] = epoch
 
+    @property
+    def page_locked(self) -> bool:
+        """This mapping is page-locked (cuda.lock_pages)."""
+        return self.segment.mapping.before_unmap is not None
+
     def close(self) -> None:
         """As Segment.close: views that are alive stay valid."""
         self.segment.close()

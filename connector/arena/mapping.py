@@ -44,10 +44,12 @@ class Window(ctypes.Array):
 class Mapping:
     """Shared pages of `size` bytes at `address`. OSError if the kernel refuses."""
 
-    __slots__ = ("__weakref__", "_type", "address", "readonly", "size")
+    __slots__ = ("__weakref__", "_type", "address", "before_unmap", "readonly", "size")
 
     def __init__(self, fd: int, size: int, readonly: bool) -> None:
         self.address = 0
+        #: Called once, just before the pages go; as `on_release`, by whichever thread lets go last.
+        self.before_unmap: Callable[[], object] | None = None
         self.size = size
         self.readonly = readonly
         protection = mmap.PROT_READ if readonly else mmap.PROT_READ | mmap.PROT_WRITE
@@ -72,4 +74,6 @@ class Mapping:
 
     def __del__(self, unmap: Any = _munmap) -> None:
         if self.address:
+            if self.before_unmap is not None:
+                self.before_unmap()
             unmap(self.address, self.size)

@@ -11,6 +11,7 @@ import errno
 import mmap
 import os
 import threading
+from collections.abc import Callable
 
 from connector.arena.segment import Segment
 from connector.core.errors import NoSpace, UsageError
@@ -55,14 +56,21 @@ def _populate_step(address: int, count: int, write: bool) -> bool:
 
 
 class Prefault:
-    """A thread that populates [begin, end) of a segment, a step at a time, until done or stopped.
+    """A thread that populates [begin, end) of a segment, a step at a time, until done or stopped; `then` is called by
+    it, unless it was stopped or failed.
 
     done: set when the thread has ended for whatever reason; progress: bytes populated so far;
     complete: all of them; error: NoSpace that ended it, or None. The thread keeps the mapping.
     """
 
     def __init__(
-        self, segment: Segment, begin: int = 0, end: int | None = None, write: bool = True, step: int = STEP
+        self,
+        segment: Segment,
+        begin: int = 0,
+        end: int | None = None,
+        write: bool = True,
+        step: int = STEP,
+        then: Callable[[], object] | None = None,
     ) -> None:
         self.begin = begin
         self.end = segment.size if end is None else end
@@ -74,6 +82,7 @@ class Prefault:
         self._mapping = segment.mapping
         self._write = write and not segment.readonly
         self._step = step
+        self._then = then
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="connector-prefault", daemon=True)
 
@@ -100,6 +109,8 @@ class Prefault:
                 if not populate(self._mapping.address + self.begin + self.progress, count, self._write, self._step):
                     break
                 self.progress += count
+            if self._then is not None and not self._stopping.is_set():
+                self._then()
         except NoSpace as error:
             self.error = error
         finally:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
+from connector.arena import cuda
 from connector.arena.arena import Arena
 from connector.core.errors import ConnectorError, InvalidPayload, InvariantBroken, UnsupportedTensor
 from connector.core.layout import Manifest, Slot
@@ -96,21 +97,29 @@ def described(payload: object) -> tuple[TensorSpec, ...]:
     return tuple(specs)
 
 
-def copy_payload(arena: Arena, base: int, slots: Sequence[Slot], tensors: Iterable[torch.Tensor]) -> None:
+def copy_payload(
+    arena: Arena,
+    base: int,
+    slots: Sequence[Slot],
+    tensors: Iterable[torch.Tensor],
+    later: list[cuda.Job] | None = None,
+) -> None:
     """copy_in for each tensor of a payload, to its slot behind `base`; errors name the key, too."""
     for (key, _, _, offset, nbytes), tensor in zip(slots, tensors, strict=True):
         try:
-            copy_in(arena, base + offset, tensor, nbytes)
+            copy_in(arena, base + offset, tensor, nbytes, later)
         except ConnectorError as error:
             raise type(error)(error.message, **{"key": key, **error.facts}) from error
 
 
-def copy_in(arena: Arena, position: int, tensor: torch.Tensor, nbytes: int) -> None:
+def copy_in(
+    arena: Arena, position: int, tensor: torch.Tensor, nbytes: int, later: list[cuda.Job] | None = None
+) -> None:
     """Copies a tensor's logical values, row-major, to `position` (bytes from the segment's start).
 
-    `nbytes` is its spec's; the tensor passed `described`. Above 64 KiB the GIL is free meanwhile; a
-    device tensor has arrived when this returns. InvalidPayload: it has another size now, or no storage.
-    UnsupportedTensor: sparse, mkldnn, nested, meta or functorch-wrapped.
+    `nbytes` is its spec's; the tensor passed `described`. Above 64 KiB the GIL is free meanwhile. A CUDA tensor is
+    appended to `later`, if that is given; without it, it has arrived when this returns. InvalidPayload: it has another
+    size now, or no storage. UnsupportedTensor: sparse, mkldnn, nested, meta or functorch-wrapped.
     InvariantBroken: the slot lies outside of the arena's data.
     """
     if position < arena.data_begin or position + nbytes > arena.end or arena.readonly:
@@ -119,6 +128,11 @@ def copy_in(arena: Arena, position: int, tensor: torch.Tensor, nbytes: int) -> N
         )
     if type(tensor) is not torch.Tensor:
         tensor = _plain(None, tensor)
+    if later is not None and cuda.CALLS.is_there(tensor):
+        if _has_bytes(tensor, nbytes):
+            plain = tensor.is_contiguous() and not _is_bent(tensor)
+            later.append(cuda.Job(position, tensor.detach(), nbytes, plain))
+        return
     pointer = 0
     try:
         if tensor.nbytes == nbytes and tensor.is_cpu and tensor.is_contiguous() and not _is_bent(tensor):
@@ -138,15 +152,20 @@ def _is_bent(tensor: torch.Tensor) -> bool:
     return tensor.is_neg() or (tensor.dtype in _COMPLEX and tensor.is_conj())
 
 
-def _copy_other(arena: Arena, position: int, tensor: torch.Tensor, nbytes: int) -> None:
-    """Values that do not lie on the host as they are to be written; or why there are none."""
+def _has_bytes(tensor: torch.Tensor, nbytes: int) -> bool:
+    """False if there are none to copy; raises if there is nothing to copy them from."""
     _must_have_bytes(None, tensor)
     if tensor.nbytes != nbytes:
         raise InvalidPayload("a tensor changed its size while it was put", size=tensor.nbytes, expected=nbytes)
-    if nbytes == 0:
-        return
-    if not tensor.data_ptr():
+    if nbytes and not tensor.data_ptr():
         raise InvalidPayload("a tensor's storage was freed", size=nbytes)
+    return nbytes > 0
+
+
+def _copy_other(arena: Arena, position: int, tensor: torch.Tensor, nbytes: int) -> None:
+    """Values that do not lie on the host as they are to be written; or why there are none."""
+    if not _has_bytes(tensor, nbytes):
+        return
     source = tensor.detach()
     # Through integers no kernel is missing and no bit is touched; a conj or neg view is values that only its
     # own dtype's kernel can make.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 from pathlib import Path
@@ -32,6 +33,8 @@ class _Named(click.ParamType):
               help="Measure this system, too: an object like those of connector.bench.systems.")  # fmt: skip
 @click.option("--endpoint", metavar="RUN_DIR",
               help="Measure through the broker that runs there, without growth and idleness.")  # fmt: skip
+@click.option("--device", metavar="NAME",
+              help="Copies between the pool and this device instead (cuda, cuda:1).")  # fmt: skip
 @click.option("--limits", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
               help="JSON of limits in µs, by name: those to compare with, instead of the project's.")  # fmt: skip
 @click.option("--json", "file", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE",
@@ -41,6 +44,7 @@ def bench(
     only: tuple[str, ...],
     others: tuple[tuple[str, str], ...],
     endpoint: str | None,
+    device: str | None,
     limits: Path | None,
     file: Path | None,
 ) -> int:
@@ -48,6 +52,8 @@ def bench(
 
     Every payload's bytes are checked. A run in which the limits lie far from the stored ones is void.
     """
+    if device is not None:
+        return _of_device(device, file)
     from connector.bench import job, report
     from connector.bench.workloads import WORKLOADS
 
@@ -72,3 +78,19 @@ def bench(
     if file:
         file.write_text(json.dumps(report.as_mapping(result), indent=1))
     return exits.NO if result.void else exits.OK
+
+
+def _of_device(name: str, file: Path | None) -> int:
+    from connector.bench import device
+
+    if not re.fullmatch(r"(cuda|cpu)(:[0-9]+)?", name):
+        raise UsageError("a device is cuda or cuda:N", device=name)
+    found = device.run(name, tables.note)
+    rows = [
+        (one.way, f"{one.gib_per_s:.1f}", f"{one.pinned_gib_per_s:.1f}", f"{one.ratio:.2f}", str(one.copies))
+        for one in found
+    ]
+    tables.table(("WAY", "GiB/s", "PAGE-LOCKED GiB/s", "RATIO", "COPIES a step"), rows)
+    if file:
+        file.write_text(json.dumps({"rows": [{**one._asdict(), "ratio": one.ratio} for one in found]}, indent=1))
+    return exits.OK

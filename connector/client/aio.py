@@ -109,11 +109,11 @@ class AsyncNode(NodeBase):
 
     async def begin(self, rid: str) -> None:
         """As Node.begin."""
-        self._turn(rid, begin=True)
+        await arun(self._turn(rid, begin=True))
 
     async def finish(self, rid: str) -> None:
         """As Node.finish."""
-        self._turn(rid, begin=False)
+        await arun(self._turn(rid, begin=False))
 
     async def abort(self, rid: str, reason: str = "aborted", *, mine: bool = False) -> dict[str, Any]:
         """As Node.abort."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from connector.client.embedded import EmbeddedBroker
 from connector.client.link import Link
 from connector.client.node import Node, open_link
 from connector.client.resolve import resolve
-from connector.core.errors import ConnectorError
+from connector.core.errors import ConnectorError, UsageError
 
 if TYPE_CHECKING:
     from connector.client.aio import AsyncNode
@@ -20,21 +21,38 @@ CONNECT_TIMEOUT = 5.0
 
 
 def _link(
-    stage: str, endpoint: str | None, embedded: bool, timeout: float, readonly: bool | None, broker: dict[str, Any]
+    stage: str,
+    endpoint: str | None,
+    embedded: bool,
+    timeout: float,
+    readonly: bool | None,
+    page_lock: bool | None,
+    broker: dict[str, Any],
 ) -> tuple[Link, EmbeddedBroker | None]:
     if broker and not embedded:
         raise TypeError(f"broker settings need embedded=True: {', '.join(sorted(broker))}")
     if readonly is None:
         readonly = os.environ.get("CONNECTOR_READONLY_TAKES", "") == "1"
+    if page_lock is None:
+        page_lock = os.environ.get("CONNECTOR_PAGE_LOCK", "") == "1"
+    if page_lock:
+        _check_cuda(stage)
     if not embedded:
         run_dir, source = resolve(endpoint)
-        return open_link(stage, run_dir, source, timeout, readonly), None
+        return open_link(stage, run_dir, source, timeout, readonly, page_lock), None
     private = EmbeddedBroker(broker)
     try:
-        return open_link(stage, private.run_dir, "embedded", timeout, readonly, private.ended), private
+        return open_link(stage, private.run_dir, "embedded", timeout, readonly, page_lock, private.ended), private
     except ConnectorError:
         private.end(0.0)
         raise
+
+
+def _check_cuda(stage: str) -> None:
+    from connector.arena import cuda
+
+    if not cuda.CALLS.is_available():
+        raise UsageError("page_lock needs a CUDA device, and torch finds none", stage=stage)
 
 
 def connect(
@@ -44,6 +62,7 @@ def connect(
     embedded: bool = False,
     timeout: float = CONNECT_TIMEOUT,
     readonly: bool | None = None,
+    page_lock: bool | None = None,
     **broker: Any,
 ) -> Node:
     """Join the broker of this node as `stage`.
@@ -51,9 +70,11 @@ def connect(
     The broker is found by `endpoint` (its run directory), else $CONNECTOR_ENDPOINT, else the configuration
     file, else the default. `embedded`: start a private broker that ends with this process; further keywords
     are then its settings (`pool="256MiB"`). `readonly`: map takes without write access (a debugging aid; default
-    from $CONNECTOR_READONLY_TAKES). Raises BrokerLost with the path tried, ConfigError, NoSpace (embedded).
+    from $CONNECTOR_READONLY_TAKES). `page_lock`: page-lock the pool's pages in this process, for copies from and to a
+    GPU (docs/gpu.md; default from $CONNECTOR_PAGE_LOCK). Raises BrokerLost with the path tried, ConfigError, NoSpace
+    (embedded), UsageError (page_lock without CUDA).
     """
-    link, private = _link(stage, endpoint, embedded, timeout, readonly, broker)
+    link, private = _link(stage, endpoint, embedded, timeout, readonly, page_lock, broker)
     return Node(link, private)
 
 
@@ -64,11 +85,13 @@ async def connect_async(
     embedded: bool = False,
     timeout: float = CONNECT_TIMEOUT,
     readonly: bool | None = None,
+    page_lock: bool | None = None,
     **broker: Any,
 ) -> AsyncNode:
     """As connect, for asyncio."""
     from connector.client.aio import AsyncNode
 
     loop = asyncio.get_running_loop()
-    link, private = await loop.run_in_executor(None, _link, stage, endpoint, embedded, timeout, readonly, broker)
+    join = partial(_link, stage, endpoint, embedded, timeout, readonly, page_lock, broker)
+    link, private = await loop.run_in_executor(None, join)
     return AsyncNode(link, private)

@@ -14,6 +14,7 @@ import select
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 
 import zmq
@@ -27,7 +28,7 @@ from connector.client.outlet import Outlet
 from connector.client.session import Session
 from connector.client.wakers import Gate, Ticker, Waker
 from connector.core.endpoint import socket_path
-from connector.core.errors import BrokerLost, ClientClosed, ConnectorError, ProtocolViolation
+from connector.core.errors import BrokerLost, ClientClosed, ConnectorError, NoSpace, ProtocolViolation
 from connector.wire import codec
 from connector.wire import messages as msg
 
@@ -45,7 +46,13 @@ class Link:
     """Connects a session to a broker and keeps it so. `ready` opens at the first Welcome or refusal."""
 
     def __init__(
-        self, stage: str, run_dir: str, source: str, readonly: bool, ended: Callable[[], bool] | None = None
+        self,
+        stage: str,
+        run_dir: str,
+        source: str,
+        readonly: bool,
+        page_lock: bool = False,
+        ended: Callable[[], bool] | None = None,
     ) -> None:
         """`ended`: says that a private broker's process has ended, so that none will come back.
 
@@ -55,6 +62,7 @@ class Link:
         self._ended = ended
         self._source = source
         self._readonly = readonly
+        self._page_lock = page_lock
         check_descriptors(socket_path(run_dir))
         self.wake = Waker()
         self._ticker = Ticker(self.wake)
@@ -91,6 +99,12 @@ class Link:
             self._close_by = time.monotonic() + timeout
             self.session.closed = True
         self.wake()
+
+    @property
+    def page_locked(self) -> bool:
+        """All mappings of the arena are page-locked."""
+        mapped = (self.session.arena, self.session.read_arena)
+        return self.session.arena is not None and all(one is None or one.page_locked for one in mapped)
 
     # -- the thread -------------------------------------------------------------------------------
 
@@ -167,7 +181,8 @@ class Link:
         return max(until - now, 0.0)
 
     def _send(self) -> None:
-        if self.session.closed and not self._bye_sent:
+        # The good-bye gives back what is reserved: not while a device copies into it.
+        if self.session.closed and not self._bye_sent and not self.session.copying.under_way:
             # Nothing but releases is queued after `closed`, so this is the last word of all callers.
             self._bye_sent = True
             # What comes directly from now on, nobody here will have.
@@ -248,7 +263,8 @@ class Link:
         read_arena = open_arena(uuid, welcome.arena_size, readonly=True) if self._readonly else None
         if self._prefault is not None:
             self._prefault.stop()
-        self._prefault = Prefault(arena.segment).start()
+        then = partial(_lock_pages, [one for one in (arena, read_arena) if one]) if self._page_lock else None
+        self._prefault = Prefault(arena.segment, then=then).start()
         return arena, read_arena
 
     def _lost(self, reason: str) -> None:
@@ -284,7 +300,8 @@ class Link:
     def _done(self) -> bool:
         """Closed, and the broker has let go of the session; it does so after the last view's release.
 
-        While views are alive the lifeline stays: the broker would take its end for the end of the views.
+        While views are alive, or a device copies into a block, the lifeline stays: the broker would take its end for
+        theirs.
         """
         if self._close_by is None:
             return False
@@ -292,7 +309,7 @@ class Link:
         over = time.monotonic() >= self._close_by
         if over or self._said_all():
             self._release_callers()
-        return not session.up or (over and session.holds.is_empty())
+        return not session.up or (over and session.holds.is_empty() and not session.copying.under_way)
 
     def _release_callers(self) -> None:
         if not self.quiet.is_open():
@@ -308,8 +325,21 @@ class Link:
         self._context.term()
         if self._prefault is not None:
             self._prefault.stop()
+            self._prefault = None
         self._release_callers()
+        self.session.copying.end()
+        self.session.let_go()
         self.ready.open()
+
+
+def _lock_pages(arenas: list[Arena]) -> None:
+    from connector.arena import cuda
+
+    for arena in arenas:
+        try:
+            cuda.lock_pages(arena.segment.mapping)
+        except NoSpace as error:
+            log.warning("copies from and to a GPU will be slow: %s", error)
 
 
 def _version() -> str:

@@ -59,6 +59,12 @@ class NodeBase:
         return self.session.stage
 
     @property
+    def page_locked(self) -> bool:
+        """The pool's pages are page-locked in this process, or those of them that this node takes from; a moment after
+        `connect(page_lock=True)`."""
+        return self._link.page_locked
+
+    @property
     def id(self) -> int:
         """The session's number at the broker."""
         return self.session.number
@@ -108,10 +114,11 @@ class NodeBase:
             with self.session.lock:
                 self.session.requests.drop(request.number)
 
-    def _turn(self, rid: str, *, begin: bool) -> None:
+    def _turn(self, rid: str, *, begin: bool) -> Verb[None]:
         """Finish or begin a rid: what was known of it here is forgotten first."""
         self.check_usable()
         names.check_rid(rid)
+        yield from self.session.copying.settled((rid,), self.answer_timeout)
         with self.session.lock:
             self.session.must_be_open()
             if begin:
@@ -153,6 +160,9 @@ class NodeBase:
         """Wait until the broker has everything; raise the first refusal that nobody was told of."""
         self.check_usable()
         session = self.session
+        until = time.monotonic() + timeout
+        yield from session.copying.settled(None, timeout)
+        timeout = max(until - time.monotonic(), 0.0)
         with session.lock:
             session.queue_taken(everything=True)
             marker = session.wait_here(timeout, False)
@@ -219,12 +229,12 @@ class Node(NodeBase):
 
     def begin(self, rid: str) -> None:
         """Start a new life of the rid: what this node did with it before is over."""
-        self._turn(rid, begin=True)
+        run(self._turn(rid, begin=True), self.session)
 
     def finish(self, rid: str) -> None:
         """This node is done with the rid: its streams end, what it has not read is dropped. Nothing unread by
         others is destroyed."""
-        self._turn(rid, begin=False)
+        run(self._turn(rid, begin=False), self.session)
 
     def abort(self, rid: str, reason: str = "aborted", *, mine: bool = False) -> dict[str, Any]:
         """End the rid everywhere. Returns what that freed: payloads, bytes, and payloads still held by readers.
@@ -318,11 +328,12 @@ def open_link(
     source: str,
     timeout: float,
     readonly: bool,
+    page_lock: bool = False,
     ended: Callable[[], bool] | None = None,
 ) -> Link:
     """A connected link; BrokerLost with the path tried if no broker answers within `timeout` seconds."""
     names.check_text(stage, "stage", names.MAX_STAGE_BYTES)
-    link = Link(stage, run_dir, source, readonly, ended)
+    link = Link(stage, run_dir, source, readonly, page_lock, ended)
     link.thread.start()
     until = time.monotonic() + timeout
     # In slices: a Ctrl-C that comes just before a wait begins does not interrupt it.

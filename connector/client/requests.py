@@ -47,7 +47,8 @@ class Answer:
     def result(self) -> Any:
         """The value; raises the error. It must be done."""
         if self._error is not None:
-            raise self._error
+            # Anew: it would refer to this frame, which refers to it, and both to the caller's, with the payloads in it.
+            raise self._error.anew()
         return self._value
 
 

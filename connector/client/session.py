@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, get_args
 from connector.arena.arena import Arena
 from connector.client import receive
 from connector.client.blocks import BlockCache, ReservedBlock
+from connector.client.copying import Copying
 from connector.client.holds import Holds
 from connector.client.inbox import Channel
 from connector.client.outgoing import Abort, Numbered, Outgoing, Ticket
@@ -73,6 +74,7 @@ class Session:
         #: A put queued what somebody waits for.
         self.urgent = False
         self.holds = Holds()
+        self.copying = Copying(self)
         self.requests = Requests()
         self.blocks = BlockCache()
         self.outgoing = Outgoing()
@@ -331,16 +333,23 @@ class Session:
             self.out = Out(self.out.waiting)
 
     def reserved(self) -> tuple[Handle, ...]:
-        """Handles that this session knows to be its own, for a resync: cached, and sealed but unacknowledged."""
+        """Handles that this session knows to be its own, for a resync: cached, being copied to, or unacknowledged."""
         with self.lock:
             sealed = [m.handle for m in self.outgoing.unacked.values() if isinstance(m, msg.Seal)]
-            return (*self.blocks.handles(), *sealed)
+            copied = [put.handle for put in self.copying.under_way]
+            return (*self.blocks.handles(), *copied, *sealed)
 
     def orphan(self) -> None:
         """The private broker has ended: whoever waits, waits in vain."""
         if self.orphaned is None:
             self.orphaned = BrokerLost("the private broker has ended", path=self.tried)
             self.fail_everything(self.orphaned)
+
+    def let_go(self) -> None:
+        """The node has ended: the mapping ends with the last view."""
+        with self.lock:
+            self.blocks.take_all()
+            self.arena = self.read_arena = None
 
     def fail_everything(self, error: ConnectorError) -> None:
         """The node is closed: nobody waits on."""

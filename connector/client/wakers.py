@@ -27,13 +27,15 @@ class Waker:
     def __call__(self) -> None:
         """Any thread, any finaliser: one system call at most, no lock. What it is to find must be there before."""
         if not self._raised:
+            written = False
             try:
                 self._raised = True
                 os.eventfd_write(self.fd, 1)
-            except BaseException:
-                # A signal's handler raised in between: the next call writes.
-                self._raised = False
-                raise
+                written = True
+            finally:
+                if not written:
+                    # A signal's handler raised in between: the next call writes.
+                    self._raised = False
 
     def look(self) -> None:
         """The thread is awake, and looks at everything behind this."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from connector.arena import blocks as arena_blocks
-from connector.arena import tensors
+from connector.arena import cuda, tensors
 from connector.client import layouts, telling
 from connector.client.blocks import ReservedBlock, size_class
+from connector.client.copying import UnderWay
 from connector.client.layouts import Laid
 from connector.client.outgoing import Ticket
 from connector.client.requests import Request
@@ -17,7 +19,7 @@ from connector.client.session import Session
 from connector.client.verbs import Verb
 from connector.core import layout
 from connector.core.directory.events import Member
-from connector.core.errors import BrokerLost, ConnectorError, PayloadTooLarge
+from connector.core.errors import BrokerLost, ConnectorError, Gone, PayloadTooLarge
 from connector.core.names import Edge
 from connector.core.specs import TensorSpec
 from connector.wire import messages as msg
@@ -58,6 +60,8 @@ def put_now(session: Session, edge: Edge, items: Sequence[Item]) -> list[Ticket]
     Raises what the client can know: types, sizes, limits, an abort it saw, an earlier refusal on a stream. Then nothing
     of the step was put.
     """
+    if session.copying.under_way or _on_device(items):
+        return None
     plan = _plan(session, edge, items)
     if plan.data_bytes >= tensors.HELD_BELOW:
         with session.lock:
@@ -82,10 +86,14 @@ def put_now(session: Session, edge: Edge, items: Sequence[Item]) -> list[Ticket]
 
 
 def put_step(session: Session, edge: Edge, items: Sequence[Item], timeout: float) -> Verb[list[Ticket]]:
-    """As put_now, but waits up to `timeout` seconds for room: PoolFull or PoolDeadlock meanwhile, BrokerLost if the
-    broker is away."""
+    """As put_now, of tensors on a device, too; waits up to `timeout` seconds for room: PoolFull or PoolDeadlock
+    meanwhile, BrokerLost if the broker is away, NotYet if a device still copies what was put before on these rids."""
     plan = _plan(session, edge, items)
-    block = yield from _acquire(session, edge, plan, items, timeout)
+    until = time.monotonic() + timeout
+    yield from session.copying.settled([item.rid for item in items], timeout)
+    block = yield from _acquire(session, edge, plan, items, max(until - time.monotonic(), 0.0))
+    if _on_device(items):
+        return _copy_later(session, edge, items, plan, block)
     return _fill(session, edge, items, plan, block)
 
 
@@ -105,11 +113,58 @@ def _fill(session: Session, edge: Edge, items: Sequence[Item], plan: _Plan, bloc
     return tickets
 
 
-def _copy(items: Sequence[Item], plan: _Plan, block: ReservedBlock) -> None:
+def _copy_later(session: Session, edge: Edge, items: Sequence[Item], plan: _Plan, block: ReservedBlock) -> list[Ticket]:
+    """Copy what is on the host, and launch what is on devices; the block is sealed when that is there."""
+    tickets: list[Ticket] = []
+    with session.lock:
+        begun = session.outgoing.begun(item.rid for item in items)
+
+    def settle(error: ConnectorError | None) -> None:
+        # Without tickets its copies were not all launched, and the caller knows.
+        if error is None and tickets:
+            try:
+                if session.outgoing.begun(item.rid for item in items) > begun:
+                    raise Gone("this node finished or began the request while the payload was copied")
+                indexes = _indexes(session, edge, items)
+                _seal(session, edge, items, indexes, plan, block, tickets)
+                return
+            except ConnectorError as refused:
+                error = refused
+        session.give_back([block])
+        if error is not None:
+            for ticket in tickets:
+                session.outgoing.refuse(ticket, _of_ticket(error, ticket))
+
+    put = UnderWay(frozenset(item.rid for item in items), block.handle, settle)
+    try:
+        later: list[cuda.Job] = []
+        _copy(items, plan, block, later)
+        cuda.begin(block.arena, later, put.begun)
+        with session.lock:
+            indexes = _admit(session, edge, items)
+            tickets += [Ticket(edge, item.rid, index) for item, index in zip(items, indexes, strict=True)]
+    finally:
+        # After an error, too: the block goes back when the copies that were launched are over.
+        with session.lock:
+            session.copying.add(put)
+    return tickets
+
+
+def _on_device(items: Sequence[Item]) -> bool:
+    return cuda.CALLS.in_use() and cuda.any_on_device(item.payload for item in items)
+
+
+def _of_ticket(error: ConnectorError, ticket: Ticket) -> ConnectorError:
+    facts = {"rid": ticket.rid, "edge": str(ticket.edge), "index": ticket.index, **error.facts}
+    return type(error)(error.message, **facts)
+
+
+def _copy(items: Sequence[Item], plan: _Plan, block: ReservedBlock, later: list[cuda.Job] | None = None) -> None:
+    """Copy all in; what is on a device is appended to `later`, if that is given."""
     arena, base = block.arena, block.handle.offset + plan.data_offset
     for item, laid in zip(items, plan.laid, strict=True):
         try:
-            tensors.copy_payload(arena, base, laid.manifest.slots, item.payload.values())
+            tensors.copy_payload(arena, base, laid.manifest.slots, item.payload.values(), later)
         except ConnectorError as error:
             raise _of_item(error, item, plan.edge) from error
 
@@ -175,6 +230,10 @@ _lay_out_remembered = lru_cache(PLANS)(_lay_out)
 def _admit(session: Session, edge: Edge, items: Sequence[Item]) -> list[int]:
     """The index of each item, if all of them may be put. Lock held."""
     session.must_be_open()
+    return _indexes(session, edge, items)
+
+
+def _indexes(session: Session, edge: Edge, items: Sequence[Item]) -> list[int]:
     if len(items) == 1:
         rid, _, index, _, attempt, _ = items[0]
         return [session.outgoing.admit(edge, rid, index, attempt)]
@@ -231,32 +290,42 @@ def _ask_ahead(session: Session, edge: Edge, length: int) -> None:
     count = session.blocks.to_ask(length)
     if not count or not session.up:
         return
-    request = session.ask(lambda n: msg.Reserve(n, edge, (length,) * count, 0.0, (), True), 30.0)
+    answer = session.ask(lambda n: msg.Reserve(n, edge, (length,) * count, 0.0, (), True), 30.0).answer
     session.urgent = True
 
     def keep() -> None:
-        # Runs in the link's thread, under the session's lock.
-        granted = request.answer.result() if not request.answer.failed() else []
+        # Runs in the link's thread, under the session's lock. The two refer to each other no longer.
+        answer.tell = None
+        granted = answer.result() if not answer.failed() else []
         if session.closed:
             session.give_back(granted)
         else:
             session.blocks.add(length, count, granted)
 
-    request.answer.tell = keep
+    answer.tell = keep
 
 
 def _seal(
-    session: Session, edge: Edge, items: Sequence[Item], indexes: list[int], plan: _Plan, block: ReservedBlock
+    session: Session,
+    edge: Edge,
+    items: Sequence[Item],
+    indexes: list[int],
+    plan: _Plan,
+    block: ReservedBlock,
+    tickets: list[Ticket] | None = None,
 ) -> list[Ticket]:
-    """Write the header, store the ready word, queue the message. Lock held."""
+    """Write the header, store the ready word, queue the message; `tickets`: those that were given out already. Lock
+    held."""
     if block.arena is not session.arena:
         raise BrokerLost("the broker was started anew while the payload was copied", path=session.tried)
     members: list[Member] = []
-    tickets: list[Ticket] = []
+    given: list[Ticket] = []
     for (rid, _, _, flags, attempt, readers), index, laid in zip(items, indexes, plan.laid, strict=True):
         member = (rid, index, attempt, flags, readers, laid.packed, laid.nbytes)
         members.append(tuple.__new__(Member, member))
-        tickets.append(Ticket(edge, rid, index))
+        given.append(Ticket(edge, rid, index))
+    if tickets is None:
+        tickets = given
     meta = pack_meta(edge, members, session.outgoing.begun(item.rid for item in items))
     offset, generation = block.handle
     arena_blocks.write_header(

@@ -79,7 +79,7 @@ def session_locks(run_dir: str) -> list[str]:
 
 def assert_settled(node: Node, sessions: int) -> None:
     """Nothing of the dead is left: sessions, room, lock files; no byte is used but what the living reserved ahead."""
-    # Errors and the frames that they came through are cycles, with payloads in them.
+    # A failure that a test looks at refers to its frames, and they to it, with payloads in them.
     gc.collect()
     eventually(lambda: node.status()["sessions"], sessions, node)
     eventually(lambda: len(session_locks(node.endpoint)), sessions, node)

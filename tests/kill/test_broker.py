@@ -16,7 +16,9 @@ import torch
 
 import connector
 from connector import errors
+from connector.arena import cuda
 from runner_adapter import Inbox, RunnerAdapter
+from tests.fake_cuda import FakeCuda
 from tests.kill.brokers import BrokerProcess, eventually, run_directory, session_locks
 from tests.kill.host import HANG
 
@@ -150,6 +152,25 @@ def test_who_waits_under_a_killed_broker_is_served_by_the_next(town: Town) -> No
     put.result(HANG)
     with take.result(HANG) as payload:
         assert torch.equal(payload["x"], big["x"])
+    town.works()
+
+
+def test_what_a_device_copied_meanwhile_is_lost_and_told(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its block is the old broker's; the pages stay until the copy is over, and the rid's next put says so."""
+    device = FakeCuda()
+    monkeypatch.setattr(cuda, "CALLS", device)
+    edge = town.writer.edge("a", "b")
+    ticket = edge.put("copied", {"x": device.tensor(torch.arange(512))}, last=False)
+    town.broker.end(signal.SIGKILL)
+    town.start_again()
+    town.writer.status()
+    device.run()
+    with pytest.raises(errors.BrokerLost, match="started anew"):
+        town.writer.flush()
+    with pytest.raises(errors.BrokerLost) as caught:
+        ticket.result()
+    assert caught.value.facts["rid"] == "copied"
+    town.writer.finish("copied")
     town.works()
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from connector import errors
+from runner_adapter import staging
 from runner_adapter.maps import BatchMaps, gather
 from runner_adapter.plan import StepPlan
 from runner_adapter.staging import DeviceRows, RowSpec
@@ -36,8 +38,12 @@ class Writes(TorchDispatchMode):
         self.seen: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket.__name__ in ("cat", "copy_", "zero_", "stack", "clone", "_to_copy"):
-            self.seen.append(func.overloadpacket.__name__)
+        name = func.overloadpacket.__name__
+        if name == "copy_":
+            source, target = ("meta" if one.is_meta else "host" for one in (args[1], args[0]))
+            name = f"copy_ {source}->{target}"
+        if name.startswith("copy_") or name in ("cat", "zero_", "stack", "clone", "_to_copy"):
+            self.seen.append(name)
         return func(*args, **(kwargs or {}))
 
 
@@ -233,14 +239,17 @@ def test_gradients_and_inference_mode_are_no_hindrance() -> None:
 
 
 def test_rows_that_are_alike_are_one_copy_a_name() -> None:
-    """On the host straight into the block; for another device into the host's block, and then one transfer."""
+    """On the host straight into the block; for another device into the host's, then one transfer for all names."""
     maps, plan = step({rid: {"last": rows(1), "hidden": rows(1)} for rid in "abcd"})
-    for device, ways in (("cpu", ["cat", "zero_"]), ("meta", ["cat", "zero_", "copy_"])):
+    for device, ways in (
+        # zero_ is the padding, empty here.
+        ("cpu", ["cat", "zero_"] * 2),
+        ("meta", [*["cat", "zero_"] * 2, "copy_ host->meta", *["copy_ meta->meta"] * 2]),
+    ):
         device_rows = DeviceRows(ROW | TOKENS, max_rows=4, max_tokens=8, device=device)
         with Writes() as writes:
             device_rows.stage(maps, plan)
-        # zero_ is the padding, empty here.
-        assert writes.seen == ways * 2
+        assert writes.seen == ways
 
 
 def test_rows_of_host_and_device_mix() -> None:
@@ -253,7 +262,80 @@ def test_rows_of_host_and_device_mix() -> None:
         )
     assert staged.failures == {}
     assert (staged.views["last"].device.type, staged.views["last"].shape) == ("meta", (5, 2))
-    assert writes.seen == ["cat", "zero_", "zero_", "copy_", "cat", "cat"]
+    assert writes.seen == ["cat", "zero_", "zero_", "copy_ host->meta", "copy_ meta->meta", "cat", "cat"]
+
+
+class Sent:
+    """An event behind a copy, and what is asked of it."""
+
+    def __init__(self, number: int, told: list[str]) -> None:
+        self._number, self._told = number, told
+
+    def synchronize(self) -> None:
+        self._told.append(f"wait {self._number}")
+
+    def record(self, stream: object) -> None:
+        self._told.append(f"sent {self._number} on {stream}")
+
+
+@pytest.fixture
+def as_device(monkeypatch: pytest.MonkeyPatch) -> tuple[set[int], list[str]]:
+    """The host's memory as if it were a GPU's: where tensors lie that are "there", and what is asked of events."""
+    there: set[int] = set()
+    told: list[str] = []
+    numbers = itertools.count()
+    monkeypatch.setattr(staging, "_HOST", torch.device("meta"))
+    monkeypatch.setattr(staging, "_is_on", lambda tensor, device: tensor.data_ptr() in there)
+    monkeypatch.setattr(staging, "_is_cuda", lambda device: True)
+    monkeypatch.setattr(staging, "_page_locked", lambda room: torch.full((room,), 255, dtype=torch.uint8))
+    monkeypatch.setattr(torch.cuda, "Event", lambda: Sent(next(numbers), told))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"{device}'s stream")
+    return there, told
+
+
+def test_a_step_waits_for_the_copy_of_the_step_before_the_last(as_device: tuple[set[int], list[str]]) -> None:
+    device_rows = DeviceRows(ROW | TOKENS, max_rows=4, max_tokens=8)
+    for value in range(3):
+        views = device_rows.stage(*step({"a": {"last": rows(value), "hidden": rows(value)}})).views
+        assert torch.equal(views["last"], rows(value))
+        # One without anything from the host waits for nothing.
+        device_rows.stage(*step({"a": {}}))
+    assert as_device[1] == [told for turn in (0, 1, 0) for told in (f"wait {turn}", f"sent {turn} on cpu's stream")]
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 3), st.integers(1, 99), st.sampled_from("hdn")), max_size=6),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(0, 3),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_steps_to_a_device_give_what_rows_one_by_one_would(
+    as_device: tuple[set[int], list[str]], steps: list[list[tuple[int, int, str]]], padding: int
+) -> None:
+    """As above, each request's tensors on the host, on the device, or none."""
+    there, _ = as_device
+    device_rows = DeviceRows(ROW | TOKENS | {"tag": RowSpec((), torch.int8)}, max_rows=9, max_tokens=21)
+    for step_rows in steps:
+        state, counts, last, hidden, tags = {}, {}, [], [], []
+        for number, (tokens, value, place) in enumerate(step_rows):
+            rid = f"r{number}"
+            counts[rid] = tokens
+            state[rid] = {"last": rows(value), "hidden": rows(*[value] * tokens)} if place != "n" else {}
+            if place == "h":
+                state[rid]["tag"] = torch.tensor([value], dtype=torch.int8)
+            there.update(tensor.data_ptr() for tensor in state[rid].values() if place == "d")
+            last += [value * (place != "n")]
+            hidden += [value * (place != "n")] * tokens
+            tags += [value * (place == "h")]
+        sizes = {"padded_rows": len(last) + padding, "padded_tokens": len(hidden) + padding}
+        views = device_rows.stage(*step(state, counts, **sizes)).views
+        there.clear()
+        assert torch.equal(views["last"], rows(*last, *[0] * padding))
+        assert torch.equal(views["hidden"], rows(*hidden, *[0] * padding))
+        assert views["tag"].tolist() == [*tags, *[0] * padding]
 
 
 @pytest.mark.cuda
