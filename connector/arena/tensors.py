@@ -133,18 +133,61 @@ def copy_in(
             plain = tensor.is_contiguous() and not _is_bent(tensor)
             later.append(cuda.Job(position, tensor.detach(), nbytes, plain))
         return
-    pointer = 0
-    try:
-        if tensor.nbytes == nbytes and tensor.is_cpu and tensor.is_contiguous() and not _is_bent(tensor):
-            pointer = tensor.data_ptr()
-    except RuntimeError:
-        # It has no such thing: _copy_other says why.
-        pointer = 0
+    pointer = _pointer(tensor, nbytes, tensor.dtype in _COMPLEX)
     if pointer and nbytes:
         move = _memmove_held if nbytes < HELD_BELOW else ctypes.memmove
         move(arena.address + position, pointer, nbytes)
     else:
         _copy_other(arena, position, tensor, nbytes)
+
+
+def _pointer(tensor: torch.Tensor, nbytes: int, is_complex: bool) -> int:
+    """Where its bytes lie as they are to be written; 0: they do not."""
+    try:
+        if (
+            tensor.nbytes == nbytes
+            and tensor.is_cpu
+            and tensor.is_contiguous()
+            # What lies in memory are not its values otherwise.
+            and not (tensor.is_neg() or (is_complex and tensor.is_conj()))
+        ):
+            return tensor.data_ptr()
+    except RuntimeError:
+        # It has no such thing: _copy_other says why.
+        return 0
+    return 0
+
+
+class Places:
+    """Where the tensors of payloads that are alike go in their blocks, and how they are copied there: all at one go.
+    Payloads of less than HELD_BELOW bytes."""
+
+    __slots__ = ("_begins", "_specs")
+
+    def __init__(self, slots: Sequence[Slot], data_offset: int) -> None:
+        self._specs = [
+            (key, _DTYPES[dtype], shape, nbytes, _DTYPES[dtype] in _COMPLEX) for key, dtype, shape, _, nbytes in slots
+        ]
+        self._begins = [(data_offset + offset, nbytes) for *_, offset, nbytes in slots]
+
+    def find(self, payload: object) -> list[int] | None:
+        """Where its tensors' bytes lie; None if it is not like the others, or they do not lie as they are written."""
+        if type(payload) is not dict or len(payload) != len(self._specs):
+            return None
+        found = []
+        for (key, dtype, shape, nbytes, is_complex), (name, tensor) in zip(self._specs, payload.items(), strict=True):
+            if name != key or type(tensor) is not torch.Tensor or tensor.dtype is not dtype or tensor.shape != shape:
+                return None
+            pointer = _pointer(tensor, nbytes, is_complex)
+            if not pointer:
+                return None
+            found.append(pointer)
+        return found
+
+    def copy(self, address: int, found: Sequence[int]) -> None:
+        """Into the block at this address, from where `find` has found them."""
+        for (begin, nbytes), pointer in zip(self._begins, found, strict=True):
+            _memmove_held(address + begin, pointer, nbytes)
 
 
 def _is_bent(tensor: torch.Tensor) -> bool:
@@ -178,9 +221,15 @@ def _copy_other(arena: Arena, position: int, tensor: torch.Tensor, nbytes: int) 
 
 
 def views(
-    arena: Arena, base: int, manifest: Manifest, on_release: Callable[[], object], readonly: bool = False
+    arena: Arena,
+    base: int,
+    manifest: Manifest,
+    on_release: Callable[[], object],
+    readonly: bool = False,
+    into: dict[str, torch.Tensor] | None = None,
 ) -> dict[str, torch.Tensor]:
     """A payload's tensors on the mapping itself, without a copy; `base`: where its block's data begins in the segment.
+    They are put `into` a dict, if one is given.
 
     `on_release` is called exactly once, by whichever thread drops the last tensor (or view of one) that
     has bytes; at once, before this returns, if the payload has no bytes. It runs inside the collector:
@@ -192,7 +241,7 @@ def views(
     if begin < arena.data_begin or end > arena.end or readonly and not arena.readonly:
         raise InvariantBroken("a payload lies outside of the arena, or the mapping is writable", offset=begin, size=end)
     window = None
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {} if into is None else into
     for key, name, shape, offset, nbytes in manifest.slots:
         dtype = _DTYPES.get(name)
         if dtype is None:
@@ -206,7 +255,7 @@ def views(
         if window is None:
             window = arena.segment.mapping.window()
         flat = torch.frombuffer(window, dtype=dtype, count=nbytes // dtype.itemsize, offset=base + offset)
-        tensors[key] = flat if len(shape) == 1 else flat.view(shape)
+        tensors[key] = flat if len(shape) == 1 else flat.view(*shape) if shape else flat.view(())
     if window is None:
         on_release()
     else:

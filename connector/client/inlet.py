@@ -292,7 +292,7 @@ class Inlet:
         came = pair.came
         while came:
             try:
-                descriptors = codec.decode_told(came[0])
+                descriptors = pair.told.read(came[0])
             except ProtocolViolation as error:
                 log.error("what session %s told cannot be read: %s", pair.session, error)
             else:

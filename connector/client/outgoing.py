@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from connector.client.pairs import Way
 from connector.core.directory.events import Flags
 from connector.core.errors import AlreadyPut, ConnectorError, NotYet, RequestAborted, StreamEnded
 from connector.core.names import Edge
 from connector.wire import messages as msg
+
+if TYPE_CHECKING:
+    from connector.client.again import Again
+    from connector.client.layouts import Laid
 
 #: Ended streams remembered, so that a second use of a rid without finish is refused here.
 MOST_ENDED = 65_536
@@ -77,6 +81,19 @@ class OutStream:
     former: bool = False
     #: Its reader may be told directly.
     way: Way | None = None
+    #: The layout of its last chunk, if that was told directly; and what its next has in common with it.
+    laid: Laid | None = None
+    again: Again | None = None
+
+    def goes_on(self) -> bool:
+        """Nothing is held against the next put, and nothing is missing before it."""
+        return (
+            self.low == self.next_index
+            and self.error is None
+            and not self.refused
+            and not self.ended
+            and not self.unsure
+        )
 
     def was_put(self, index: int) -> bool:
         return index < self.low or index in self.above
@@ -130,6 +147,8 @@ class Outgoing:
         stream = self.streams.get((edge, rid))
         if stream is None:
             return 0 if index is None else index
+        if index is None and stream.goes_on():
+            return stream.next_index
         if stream.error is not None or stream.refused:
             self._raise_earlier(stream)
         if index is None:
@@ -181,6 +200,7 @@ class Outgoing:
             stream.next_index = count
         if flags and not stream.ended:
             stream.ended = True
+            stream.laid = stream.again = None
             self._ended += 1
             self._forget_ended()
         return stream

@@ -33,6 +33,9 @@ class Outlet:
         self._sending = threading.Lock()
         self._lifeline: Lifeline | None = None
         self._dealer: zmq.Socket[bytes] | None = None
+        #: The lifeline was full for the frame that is next. Not while one is being sent: there is room then, and who
+        #: waits for it would not sleep.
+        self.waits_for_room = False
 
     def attach(self, lifeline: Lifeline, dealer: zmq.Socket[bytes]) -> None:
         """There is a broker to speak to."""
@@ -43,12 +46,7 @@ class Outlet:
         """Nobody sends any more once this returns."""
         with self._sending:
             self._lifeline = self._dealer = None
-
-    @property
-    def waits_for_room(self) -> bool:
-        """The lifeline is full; the frame before it is no large one."""
-        frames, lifeline = self._session.out.frames, self._lifeline
-        return bool(frames) and lifeline is not None and len(frames[0]) <= lifeline.most
+            self.waits_for_room = False
 
     def push(self, own: bool = False) -> None:
         """Send what is queued, as far as there is room. `own`: this is the link's thread, which has ZeroMQ's socket."""
@@ -78,6 +76,7 @@ class Outlet:
         for frame in frames:
             if len(frame) <= lifeline.most:
                 sent = lifeline.send(frame)
+                self.waits_for_room = not sent
             else:
                 sent = own and self._send_large(frame)
             if not sent:

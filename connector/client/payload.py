@@ -27,22 +27,39 @@ class Payload(dict[str, "torch.Tensor"]):
     block is released when the last view has died; leaving a `with` block drops this object's own.
     """
 
-    __slots__ = ("attempt", "edge", "index", "last", "life", "redelivered", "rid")
+    __slots__ = ("_told", "last")
 
-    def __init__(self, arrived: Arrived, found: dict[str, torch.Tensor], last: bool) -> None:
-        super().__init__(found)
-        told = arrived.descriptor
-        self.edge: Edge = told.edge
-        self.rid: str = told.rid
-        #: Chunk number in its stream.
-        self.index: int = told.index
-        self.attempt: int = told.attempt
-        #: Which use of the rid, numbered by the broker.
-        self.life: int = told.life
+    def __init__(self, arrived: Arrived, last: bool) -> None:
+        self._told = arrived.descriptor
         #: The stream ends with this payload.
         self.last: bool = last
-        #: It was delivered before, to a reader that died.
-        self.redelivered: bool = bool(told.flags & Flags.REDELIVERED)
+
+    @property
+    def edge(self) -> Edge:
+        return self._told.edge
+
+    @property
+    def rid(self) -> str:
+        return self._told.rid
+
+    @property
+    def index(self) -> int:
+        """Chunk number in its stream."""
+        return self._told.index
+
+    @property
+    def attempt(self) -> int:
+        return self._told.attempt
+
+    @property
+    def life(self) -> int:
+        """Which use of the rid, numbered by the broker."""
+        return self._told.life
+
+    @property
+    def redelivered(self) -> bool:
+        """It was delivered before, to a reader that died."""
+        return bool(self._told.flags & Flags.REDELIVERED)
 
     def __missing__(self, key: str) -> torch.Tensor:
         there = ", ".join(sorted(self)) or "none (released, or an empty payload)"
@@ -75,7 +92,8 @@ def open_payload(arrived: Arrived, arena: Arena, copy: bool, last: bool, free: C
     try:
         _check_place(told, arena)
         manifest = layouts.read(told.manifest, told.length - told.data_offset)
-        found = tensors.views(arena, told.handle.offset + told.data_offset, manifest, release)
+        payload = Payload(arrived, last)
+        tensors.views(arena, told.handle.offset + told.data_offset, manifest, release, into=payload)
     except (ProtocolViolation, Broken) as error:
         release()
         raise Broken(
@@ -88,7 +106,9 @@ def open_payload(arrived: Arrived, arena: Arena, copy: bool, last: bool, free: C
                 "offset": told.handle.offset,
             },
         ) from error
-    return Payload(arrived, tensors.owned(found) if copy else found, last)
+    if copy:
+        payload.update(tensors.owned(payload))
+    return payload
 
 
 def _check_place(told: Descriptor, arena: Arena) -> None:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from connector.arena import blocks as arena_blocks
 from connector.arena import cuda, tensors
-from connector.client import layouts, telling
+from connector.client import again, layouts, telling
 from connector.client.blocks import ReservedBlock, size_class
 from connector.client.copying import UnderWay
 from connector.client.layouts import Laid
 from connector.client.outgoing import Ticket
-from connector.client.requests import Request
+from connector.client.reserving import at_hand, give_up
 from connector.client.session import Session
 from connector.client.verbs import Verb
 from connector.core import layout
@@ -66,12 +66,12 @@ def put_now(session: Session, edge: Edge, items: Sequence[Item]) -> list[Ticket]
     if plan.data_bytes >= tensors.HELD_BELOW:
         with session.lock:
             _admit(session, edge, items)
-            block = _at_hand(session, edge, plan)
+            block = at_hand(session, edge, plan.length)
         return _fill(session, edge, items, plan, block) if block is not None else None
     with session.lock:
         # A short copy is made under the lock: to take it twice would cost more.
         indexes = _admit(session, edge, items)
-        block = _at_hand(session, edge, plan)
+        block = at_hand(session, edge, plan.length)
         if block is None:
             return None
         tickets = None
@@ -248,20 +248,12 @@ def _indexes(session: Session, edge: Edge, items: Sequence[Item]) -> list[int]:
     return indexes
 
 
-def _at_hand(session: Session, edge: Edge, plan: _Plan) -> ReservedBlock | None:
-    """A block from the shelf, if there is one. What is asked ahead goes with the next message. Lock held."""
-    block = session.blocks.pop(plan.length)
-    if session.blocks.low:
-        _ask_ahead(session, edge, plan.length)
-    return block
-
-
 def _acquire(session: Session, edge: Edge, plan: _Plan, items: Sequence[Item], timeout: float) -> Verb[ReservedBlock]:
     """A block from the shelf, or the broker's next free one, if the items may be put. What it yields for is its
     waiting."""
     with session.lock:
         _admit(session, edge, items)
-        block = _at_hand(session, edge, plan)
+        block = at_hand(session, edge, plan.length)
         if block is not None:
             return block
         rids = tuple([item.rid for item in items])
@@ -272,37 +264,8 @@ def _acquire(session: Session, edge: Edge, plan: _Plan, items: Sequence[Item], t
         granted = yield request.answer
     finally:
         if granted is None:
-            _give_up(session, request)
+            give_up(session, request)
     return granted[0]
-
-
-def _give_up(session: Session, request: Request) -> None:
-    """The wait ended without room for the caller; what is granted all the same goes back."""
-    with session.lock:
-        session.cancel(request)
-        if request.answer.done and not request.answer.failed():
-            session.give_back(request.answer.result())
-    session.push()
-
-
-def _ask_ahead(session: Session, edge: Edge, length: int) -> None:
-    session.give_back(session.blocks.make_room(length))
-    count = session.blocks.to_ask(length)
-    if not count or not session.up:
-        return
-    answer = session.ask(lambda n: msg.Reserve(n, edge, (length,) * count, 0.0, (), True), 30.0).answer
-    session.urgent = True
-
-    def keep() -> None:
-        # Runs in the link's thread, under the session's lock. The two refer to each other no longer.
-        answer.tell = None
-        granted = answer.result() if not answer.failed() else []
-        if session.closed:
-            session.give_back(granted)
-        else:
-            session.blocks.add(length, count, granted)
-
-    answer.tell = keep
 
 
 def _seal(
@@ -326,7 +289,8 @@ def _seal(
         given.append(Ticket(edge, rid, index))
     if tickets is None:
         tickets = given
-    meta = pack_meta(edge, members, session.outgoing.begun(item.rid for item in items))
+    begun = session.outgoing.begun(item.rid for item in items)
+    meta = pack_meta(edge, members, begun)
     offset, generation = block.handle
     arena_blocks.write_header(
         block.arena, offset, generation, session.number, 0, meta, len(members), plan.data_offset, plan.data_bytes
@@ -335,6 +299,7 @@ def _seal(
     outgoing, seen = session.outgoing, session.seen
     streams = []
     for member, ticket in zip(members, tickets, strict=True):
+        ticket.index = member.index
         stream = ticket.stream = outgoing.note_put(edge, member.rid, member.index, member.flags, session.seen)
         streams.append(stream)
         if outgoing.unsure and stream.unsure:
@@ -342,6 +307,9 @@ def _seal(
             seen = min(seen, stream.seen)
     told = telling.tell(session, edge, block, plan.data_offset, members, streams) if session.pairs else ()
     session.post(msg.Seal(0, seen, edge, block.handle, plan.data_offset, tuple(members), told), tickets)
+    if told and len(members) == 1:
+        block_of = (plan.length, plan.data_offset, plan.data_bytes)
+        again.note(session, edge, members[0], streams[0], plan.laid[0], block_of, begun)
     # Whoever is to have it has it: the broker need not hear of it at once.
     session.urgent = session.urgent or len(told) != 1 or told[0].count < len(members)
     return tickets

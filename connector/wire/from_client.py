@@ -57,7 +57,7 @@ class Return(Message):
 @dataclass(slots=True)
 class Seal(Message):
     code = 4
-    checks = (f.WORD, f.WORD, hot.edge, hot.handle, f.WORD, f.many(hot.member, MANY), f.many(f.TOLD, MANY))
+    checks = (f.WORD, f.WORD, hot.edge, hot.handle, f.WORD, f.many(hot.member, MANY), f.many(hot.told, MANY))
     number: int
     seen: int
     edge: Edge

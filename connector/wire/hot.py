@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from connector.core.directory.effects import Descriptor
-from connector.core.directory.events import Hold, Member, Span
+from connector.core.directory.events import Hold, Member, Span, Told
 from connector.core.layout import Slot
 from connector.core.names import (
     MAX_DIMS,
@@ -95,6 +95,23 @@ def span(value: Any) -> Span:
             value[0] = handle(block)
             return tuple.__new__(Span, value)
     found: Span = f.SPAN(value)
+    return found
+
+
+def told(value: Any) -> Told:
+    """[first, count, session]."""
+    if type(value) is list and len(value) == 3:
+        first, count, session = value
+        if (
+            type(first) is int
+            and type(count) is int
+            and type(session) is int
+            and 0 <= first <= f.MAX_MEMBER
+            and 1 <= count <= f.MAX_MEMBER + 1
+            and 0 <= session <= MAX_WORD
+        ):
+            return tuple.__new__(Told, value)
+    found: Told = f.TOLD(value)
     return found
 
 

@@ -1,0 +1,125 @@
+"""Messages about one payload of a stream of which only the numbers differ from payload to payload, made by joining.
+
+What they give is what codec.py and manifest.py give, but that their numbers have one width: msgpack reads both.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgpack
+
+from connector.core.directory.effects import Descriptor
+from connector.core.names import Edge, Handle
+from connector.wire.codec import decode_told
+from connector.wire.message import VERSION
+
+
+def _pack(value: object) -> bytes:
+    packed: bytes = msgpack.packb(value)
+    return packed
+
+
+#: An array's first byte, for up to 15 parts.
+_ARRAY = 0x90
+_U32, _U64 = 0xCE, 0xCF
+#: A number's code and itself. What is no index, or no word, comes out negative.
+_INDEX = struct.Struct(">Bi")
+_HANDLE = struct.Struct(">BqBq")
+#: Streams that are known of one socket, and lengths of their beginnings.
+MOST_KNOWN, MOST_WIDTHS = 256, 4
+
+
+def _parts(*values: Any) -> bytes:
+    return b"".join(map(_pack, values))
+
+
+class ToldAlike:
+    """What a writer tells a reader of one chunk, as codec.encode_told: no attempt, no flags, behind the last one."""
+
+    __slots__ = ("_end", "_first", "_last", "_middle", "_size", "begin")
+
+    def __init__(self, edge: Edge, rid: str, life: int, length: int, data_offset: int, manifest: bytes) -> None:
+        head = bytes((_ARRAY + 2,)) + _pack(VERSION) + bytes((_ARRAY + 1, _ARRAY + 13))
+        #: No frame of another stream begins so.
+        self.begin: bytes = head + _parts(edge, 0, rid, life)
+        self._middle = _parts(0, 0) + bytes((_ARRAY + 2,))
+        self._end = _parts(length, data_offset, 0, manifest)
+        self._size = len(self.begin) + 5 + len(self._middle) + 18 + len(self._end) + 5
+        self._first, self._last = (edge, 0, rid, life), (length, data_offset, 0, manifest)
+
+    def frame(self, index: int, handle: Handle) -> bytes:
+        """`index`: 1 ... MAX_INDEX."""
+        offset, generation = handle
+        return (
+            self.begin
+            + _INDEX.pack(_U32, index)
+            + self._middle
+            + _HANDLE.pack(_U64, offset, _U64, generation)
+            + self._end
+            + _INDEX.pack(_U32, index - 1)
+        )
+
+    def read(self, frame: bytes) -> Descriptor | None:
+        """What is told in a frame that begins as these do; None if it is not like them."""
+        at = len(self.begin)
+        middle, end = at + 5, at + 23 + len(self._middle)
+        if len(frame) != self._size or frame[middle : end - 18] != self._middle or frame[end:-5] != self._end:
+            return None
+        first, index = _INDEX.unpack_from(frame, at)
+        second, offset, third, generation = _HANDLE.unpack_from(frame, end - 18)
+        if first != _U32 or second != _U64 or third != _U64 or index <= 0 or offset < 0 or generation < 0:
+            return None
+        if frame[-5:] != _INDEX.pack(_U32, index - 1):
+            return None
+        fields = (*self._first, index, 0, 0, tuple.__new__(Handle, (offset, generation)), *self._last, index - 1)
+        return tuple.__new__(Descriptor, fields)
+
+
+class Told:
+    """What comes over one socket, read; frames that are like one before by comparing them."""
+
+    __slots__ = ("_known", "_widths")
+
+    def __init__(self) -> None:
+        #: By what their frames begin with, and how long those beginnings are.
+        self._known: dict[bytes, ToldAlike] = {}
+        self._widths: tuple[int, ...] = ()
+
+    def read(self, frame: bytes) -> list[Descriptor]:
+        """As codec.decode_told."""
+        for width in self._widths:
+            known = self._known.get(frame[:width])
+            if known is not None and (descriptor := known.read(frame)) is not None:
+                return [descriptor]
+        found = decode_told(frame)
+        if len(found) == 1 and len(frame) > 5 and frame[-5] == _U32:
+            self._keep(found[0], frame)
+        return found
+
+    def _keep(self, told: Descriptor, frame: bytes) -> None:
+        alike = ToldAlike(told.edge, told.rid, told.life, told.length, told.data_offset, told.manifest)
+        if alike.read(frame) is None:
+            return
+        width = len(alike.begin)
+        if width not in self._widths:
+            if len(self._widths) >= MOST_WIDTHS:
+                return
+            self._widths += (width,)
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known[alike.begin] = alike
+
+
+class MetaAlike:
+    """A block's meta, as manifest.pack_meta: of one payload without attempt and flags."""
+
+    __slots__ = ("_begin", "_end")
+
+    def __init__(self, edge: Edge, rid: str, readers: int, manifest: bytes, nbytes: int, begun: int) -> None:
+        self._begin: bytes = bytes((_ARRAY + 3,)) + _pack(edge) + bytes((_ARRAY + 1, _ARRAY + 7)) + _pack(rid)
+        self._end = _parts(0, 0, readers, manifest, nbytes, begun)
+
+    def meta(self, index: int) -> bytes:
+        return self._begin + _INDEX.pack(_U32, index) + self._end

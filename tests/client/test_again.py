@@ -1,0 +1,245 @@
+"""A chunk like its stream's last goes a shorter way: who reads it, and who puts it wrongly, cannot tell."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import connector
+from connector import errors
+from connector.arena import blocks, tensors
+from connector.client import again
+from connector.client.pairs import Pair
+from connector.client.session import Session
+from connector.core.names import Edge as Name
+from connector.wire import messages as msg
+
+
+class Road:
+    """A writer and a reader with a stream that has begun, and which of the writer's puts went the short way."""
+
+    def __init__(self, host: connector.Node, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.writer = connector.connect(stage="a", endpoint=host.endpoint)
+        self.reader = connector.connect(stage="b", endpoint=host.endpoint)
+        self.out, self.into = self.writer.edge("a", "b"), self.reader.edge("a", "b")
+        self.short: list[bool] = []
+        put = again.put
+
+        def counted(*arguments: Any) -> Any:
+            ticket = put(*arguments)
+            self.short.append(ticket is not None)
+            return ticket
+
+        monkeypatch.setattr(again, "put", counted)
+        self.sent = 0
+
+    def send(self, *payloads: dict[str, torch.Tensor]) -> list[bool]:
+        """Put them and read them; whether each went the short way."""
+        before = len(self.short)
+        for payload in payloads or (chunk(self.sent),):
+            ticket = self.out.put("r", payload, last=False)
+            assert ticket.index == self.sent
+            found = self.next()
+            assert list(found) == list(payload)
+            for key, tensor in payload.items():
+                assert found[key].dtype == tensor.dtype
+                assert torch.equal(found[key], tensor.detach())
+            self.sent += 1
+        return self.short[before:]
+
+    def next(self) -> connector.Payload:
+        while True:
+            found = self.into.poll()
+            if found.failed:
+                raise found.failed["r"]
+            if found:
+                ((payload,),) = found.values()
+                return payload
+            assert self.into.wait(30.0)
+
+    def begin(self, make: Callable[[int], dict[str, torch.Tensor]] = lambda at: chunk(at)) -> None:
+        """Until chunks go the short way: the stream is told directly, and a block lies ready."""
+        self.into.poll()
+        for at in range(200):
+            if self.send(make(at)) == [True]:
+                return
+        raise AssertionError("no chunk went the short way")
+
+
+def chunk(value: int) -> dict[str, torch.Tensor]:
+    return {"x": torch.arange(value, value + 8), "y": torch.full((1, 4), float(value))}
+
+
+@pytest.fixture
+def road(monkeypatch: pytest.MonkeyPatch) -> Iterator[Road]:
+    with connector.connect(stage="host", embedded=True, pool="8MiB", log_level="error", direct=True) as host:
+        made = Road(host, monkeypatch)
+        with made.writer, made.reader:
+            made.begin()
+            yield made
+            made.writer.close()
+            made.reader.close()
+        assert {name: host.status()[name] for name in ("payloads", "reserved_bytes", "violations")} == dict.fromkeys(
+            ("payloads", "reserved_bytes", "violations"), 0
+        )
+
+
+def test_chunks_that_are_alike_go_the_short_way(road: Road) -> None:
+    for _ in range(20):
+        road.begin()
+    road.out.put("r", chunk(0), last=True)
+    road.next()
+    road.writer.flush()
+    assert road.writer.status()["payloads_sealed"] == road.sent + 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: {"x": torch.arange(9), "y": torch.zeros(1, 4)},
+        lambda: {"x": torch.arange(8, dtype=torch.int32), "y": torch.zeros(1, 4)},
+        lambda: {"y": torch.zeros(1, 4), "x": torch.arange(8)},
+        lambda: {"x": torch.arange(8)},
+        lambda: {"x": torch.arange(8), "y": torch.zeros(1, 4), "z": torch.zeros(1)},
+        lambda: {"x": torch.arange(8), "y": torch.zeros(4)},
+        lambda: {"x": torch.arange(16)[::2], "y": torch.zeros(1, 4)},
+        lambda: {"x": torch.arange(8), "y": torch.arange(4.0).reshape(1, 4)._neg_view()},
+        lambda: {"x": torch.arange(8), "y": torch.nn.Parameter(torch.ones(1, 4))},
+        dict,
+    ],
+    ids=["shape", "dtype", "order", "fewer", "more", "dims", "strided", "negated", "subclass", "empty"],
+)
+def test_one_that_is_not_goes_the_long_way(road: Road, other: Callable[[], dict[str, torch.Tensor]]) -> None:
+    assert road.send(other()) == [False]
+    road.begin()
+
+
+def test_complex_chunks_keep_their_values(road: Road) -> None:
+    value = torch.arange(4).to(torch.complex64) * (1 + 2j)
+    road.begin(lambda at: {"x": value + at})
+    assert road.send({"x": value.conj()}) == [False]
+
+
+@pytest.mark.parametrize(
+    ("act", "error"),
+    [
+        (lambda road: road.out.put("r", {"x": torch.arange(8), "y": 1}, last=False), errors.InvalidPayload),
+        (lambda road: road.out.put("r", [1], last=False), errors.InvalidPayload),
+        (lambda road: road.out.put(["r"], chunk(0), last=False), errors.InvalidPayload),
+        (lambda road: road.out.put("r", chunk(0), last=False, timeout=-1.0), errors.InvalidPayload),
+        (lambda road: road.out.put("r", chunk(0), last=False, attempt=False), errors.InvalidPayload),
+        (lambda road: road.out.put("r", chunk(0), last=False, attempt=-1), errors.InvalidPayload),
+    ],
+)
+def test_what_is_refused_is_refused_as_ever(road: Road, act: Callable[[Road], Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        act(road)
+    road.begin()
+
+
+def test_behind_end_is_refused(road: Road) -> None:
+    road.out.end("r")
+    with pytest.raises(errors.StreamEnded):
+        road.out.put("r", chunk(0), last=False)
+
+
+def test_behind_an_abort_is_refused(road: Road) -> None:
+    road.writer.flush()
+    road.reader.abort("r", "enough")
+    while road.writer.aborted("r") is None:
+        road.writer.status()
+    with pytest.raises(errors.RequestAborted, match="aborted"):
+        road.out.put("r", chunk(0), last=False)
+
+
+@pytest.mark.parametrize("word", ["finish", "begin"])
+def test_behind_a_finish_the_stream_begins_anew(road: Road, word: str) -> None:
+    {"finish": road.writer.finish, "begin": road.writer.begin}[word]("r")
+    road.reader.finish("r")
+    road.sent = 0
+    assert road.send() == [False]
+    road.begin()
+
+
+def test_behind_another_word_of_the_use_a_block_says_which(road: Road) -> None:
+    """`open` numbers the use anew: what a dead writer's block says of it must be its last."""
+    road.out.open("r")
+    assert road.send() == [False]
+    road.begin()
+
+
+def test_after_closing_it_is_refused(road: Road) -> None:
+    road.writer.close()
+    with pytest.raises(errors.ClientClosed):
+        road.out.put("r", chunk(0), last=False)
+
+
+def test_a_fork_is_refused(road: Road) -> None:
+    child = os.fork()
+    if not child:
+        try:
+            road.out.put("r", chunk(0), last=False)
+        except errors.ForkedClient:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_full_socket_sends_the_rest_through_the_broker(road: Road, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pair, "send", lambda self, frame: False)
+    assert road.send(chunk(1), chunk(2)) == [True, False]
+
+
+def test_another_number_of_readers_is_refused(road: Road) -> None:
+    ticket = road.writer.edge("a", "b", readers=2).put("r", chunk(0), last=False)
+    with pytest.raises(errors.ReadersMismatch):
+        road.writer.flush()
+    with pytest.raises(errors.ReadersMismatch):
+        ticket.result()
+
+
+def test_what_a_put_that_was_refused_left_is_raised_by_the_next(road: Road) -> None:
+    """A refusal that comes later, of a chunk that went the short way, too."""
+    stream = road.writer.session.outgoing.streams[(Name("a", "b"), "r")]
+    ticket = road.out.put("r", chunk(0), last=False)
+    with road.writer.session.lock:
+        road.writer.session.outgoing.refuse(ticket, errors.StreamPoisoned("refused", rid="r"))
+    assert stream.refused
+    with pytest.raises(errors.StreamPoisoned, match="refused"):
+        road.out.put("r", chunk(1), last=False)
+    road.next()
+
+
+def test_large_chunks_do_not_go_the_short_way(road: Road) -> None:
+    """They are copied without the session's lock."""
+    large = {"x": torch.zeros(1 << 14)}
+    assert road.send(large, large, large) == [False] * 3
+
+
+def test_bytes_come_first_then_the_header_the_ready_word_the_reader_and_the_broker(
+    road: Road, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in writing.py: killed before the ready word, the payload never existed; nobody hears of one that does not."""
+    done: list[str] = []
+
+    def note(kind: Any, name: str, what: str, wanted: Callable[..., bool] = lambda *arguments: True) -> None:
+        call = getattr(kind, name)
+
+        def told(*arguments: Any, **more: Any) -> Any:
+            if wanted(*arguments):
+                done.append(what)
+            return call(*arguments, **more)
+
+        monkeypatch.setattr(kind, name, told)
+
+    note(tensors.Places, "copy", "bytes")
+    note(blocks, "write_header", "header")
+    note(blocks, "seal", "ready")
+    note(Pair, "send", "reader")
+    note(Session, "post", "broker", lambda session, message, *more: isinstance(message, msg.Seal))
+    road.begin()
+    assert done[-5:] == ["bytes", "header", "ready", "reader", "broker"]
