@@ -9,6 +9,9 @@ import sys
 from connector.broker import config, serve
 from connector.core.errors import ConnectorError
 
+#: Of the environment, what means every broker. All else of it is a node's, and none of a private broker's.
+SWITCHES = ("CONNECTOR_DIRECT",)
+
 
 def main(arguments: list[str]) -> int:
     overrides, owner, ready_fd = json.loads(arguments[0]), int(arguments[1]), int(arguments[2])
@@ -18,7 +21,7 @@ def main(arguments: list[str]) -> int:
         os.close(ready_fd)
 
     try:
-        loaded = config.load(None, {}, overrides)
+        loaded = config.load(None, {name: os.environ[name] for name in SWITCHES if name in os.environ}, overrides)
         serve.run(loaded.config, owner=owner, ready=ready)
     except ConnectorError as error:
         os.write(ready_fd, json.dumps([type(error).__name__, error.message, error.facts], default=str).encode())

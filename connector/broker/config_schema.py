@@ -155,7 +155,8 @@ class BrokerConfig(BaseModel):
     direct: bool = Field(
         default=True,
         description="Writers tell readers of chunks by themselves, over a socket between the two, once a stream has "
-        "begun; the broker stands beside. false: every chunk goes through the broker.",
+        "begun; the broker stands beside. false: every chunk goes through the broker. The variable goes for private "
+        "brokers, too.",
     )
     ahead_session: Size | None = Field(
         default=None,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from connector.client.embedded import EmbeddedBroker
 from connector.client.link import Link
 from connector.client.node import Node, open_link
+from connector.client.options import Options, options
 from connector.client.resolve import resolve
 from connector.core.errors import ConnectorError, UsageError
 
@@ -21,28 +21,18 @@ CONNECT_TIMEOUT = 5.0
 
 
 def _link(
-    stage: str,
-    endpoint: str | None,
-    embedded: bool,
-    timeout: float,
-    readonly: bool | None,
-    page_lock: bool | None,
-    broker: dict[str, Any],
+    stage: str, endpoint: str | None, embedded: bool, timeout: float, wanted: Options, broker: dict[str, Any]
 ) -> tuple[Link, EmbeddedBroker | None]:
     if broker and not embedded:
         raise TypeError(f"broker settings need embedded=True: {', '.join(sorted(broker))}")
-    if readonly is None:
-        readonly = os.environ.get("CONNECTOR_READONLY_TAKES", "") == "1"
-    if page_lock is None:
-        page_lock = os.environ.get("CONNECTOR_PAGE_LOCK", "") == "1"
-    if page_lock:
+    if wanted.page_lock:
         _check_cuda(stage)
     if not embedded:
         run_dir, source = resolve(endpoint)
-        return open_link(stage, run_dir, source, timeout, readonly, page_lock), None
+        return open_link(stage, run_dir, source, timeout, wanted), None
     private = EmbeddedBroker(broker)
     try:
-        return open_link(stage, private.run_dir, "embedded", timeout, readonly, page_lock, private.ended), private
+        return open_link(stage, private.run_dir, "embedded", timeout, wanted, private.ended), private
     except ConnectorError:
         private.end(0.0)
         raise
@@ -63,6 +53,7 @@ def connect(
     timeout: float = CONNECT_TIMEOUT,
     readonly: bool | None = None,
     page_lock: bool | None = None,
+    spin: float | None = None,
     **broker: Any,
 ) -> Node:
     """Join the broker of this node as `stage`.
@@ -71,10 +62,11 @@ def connect(
     file, else the default. `embedded`: start a private broker that ends with this process; further keywords
     are then its settings (`pool="256MiB"`). `readonly`: map takes without write access (a debugging aid; default
     from $CONNECTOR_READONLY_TAKES). `page_lock`: page-lock the pool's pages in this process, for copies from and to a
-    GPU (docs/gpu.md; default from $CONNECTOR_PAGE_LOCK). Raises BrokerLost with the path tried, ConfigError, NoSpace
-    (embedded), UsageError (page_lock without CUDA).
+    GPU (docs/gpu.md; default from $CONNECTOR_PAGE_LOCK). `spin`: seconds, 1 at most, that a wait keeps its processor
+    before it sleeps (docs/tuning.md; default from $CONNECTOR_SPIN, else 0). Raises BrokerLost with the path tried,
+    ConfigError, NoSpace (embedded), UsageError (page_lock without CUDA, no such spin).
     """
-    link, private = _link(stage, endpoint, embedded, timeout, readonly, page_lock, broker)
+    link, private = _link(stage, endpoint, embedded, timeout, options(readonly, page_lock, spin), broker)
     return Node(link, private)
 
 
@@ -86,12 +78,13 @@ async def connect_async(
     timeout: float = CONNECT_TIMEOUT,
     readonly: bool | None = None,
     page_lock: bool | None = None,
+    spin: float | None = None,
     **broker: Any,
 ) -> AsyncNode:
     """As connect, for asyncio."""
     from connector.client.aio import AsyncNode
 
     loop = asyncio.get_running_loop()
-    join = partial(_link, stage, endpoint, embedded, timeout, readonly, page_lock, broker)
+    join = partial(_link, stage, endpoint, embedded, timeout, options(readonly, page_lock, spin), broker)
     link, private = await loop.run_in_executor(None, join)
     return AsyncNode(link, private)

@@ -36,9 +36,13 @@ MOST_FRAME = 64 << 20
 class Inlet:
     """The receiving side of a link. `wake`, `later`: the link's thread is needed, at once or in a moment."""
 
-    def __init__(self, session: Session, wake: Callable[[], None], later: Callable[[], None]) -> None:
+    def __init__(
+        self, session: Session, wake: Callable[[], None], later: Callable[[], None], spin: float = 0.0
+    ) -> None:
+        """`spin`: seconds that who leads looks before it sleeps."""
         self._session = session
         self._wake, self._later = wake, later
+        self._spin = spin
         self._reading = threading.Lock()
         #: The thread that has `_reading`, soon after it has it.
         self._reader = 0
@@ -229,7 +233,7 @@ class Inlet:
     def _hear(self, seconds: float) -> bool:
         """Wait, and apply what comes; False if the leader must stop."""
         poll = self._poller.poll
-        ready = poll(seconds)
+        ready = (self._spun(min(self._spin, seconds)) if self._spin and seconds else None) or poll(seconds)
         for _ in range(TURN):
             if not ready:
                 self.dry = True
@@ -244,6 +248,13 @@ class Inlet:
                     return False
             ready = poll(0)
         return True
+
+    def _spun(self, seconds: float) -> list[tuple[int, int]]:
+        """What comes while this thread keeps its processor. Each look lets other threads of the process run."""
+        until = time.monotonic() + seconds
+        while not (ready := self._poller.poll(0)) and time.monotonic() < until:
+            continue
+        return ready
 
     def _is_lifeline(self, ready: tuple[int, int]) -> bool:
         """What was told directly comes first: the broker's word may be the answer to who asks whether it has come."""

@@ -24,6 +24,7 @@ from connector.arena.prefault import Prefault
 from connector.client.descriptors import check_descriptors
 from connector.client.inlet import Inlet
 from connector.client.lifeline import Lifeline
+from connector.client.options import Options
 from connector.client.outlet import Outlet
 from connector.client.session import Session
 from connector.client.wakers import Gate, Ticker, Waker
@@ -50,8 +51,7 @@ class Link:
         stage: str,
         run_dir: str,
         source: str,
-        readonly: bool,
-        page_lock: bool = False,
+        options: Options,
         ended: Callable[[], bool] | None = None,
     ) -> None:
         """`ended`: says that a private broker's process has ended, so that none will come back.
@@ -61,14 +61,13 @@ class Link:
         self.run_dir = run_dir
         self._ended = ended
         self._source = source
-        self._readonly = readonly
-        self._page_lock = page_lock
+        self._options = options
         check_descriptors(socket_path(run_dir))
         self.wake = Waker()
         self._ticker = Ticker(self.wake)
         self.session = Session(stage, f"{socket_path(run_dir)} (from {source})", self.wake, self._ticker)
         self._outlet = Outlet(self.session, self.wake)
-        self._inlet = Inlet(self.session, self.wake, self._ticker)
+        self._inlet = Inlet(self.session, self.wake, self._ticker, options.spin)
         self.session.push, self.session.nudge = self._outlet.push, self._inlet.nudge
         self.session.lead, self.session.drain = self._inlet.lead, self._inlet.drain
         self.token = secrets.token_bytes(msg.TOKEN_BYTES)
@@ -260,10 +259,10 @@ class Link:
         if known is not None and known.uuid == uuid:
             return known, self.session.read_arena
         arena = open_arena(uuid, welcome.arena_size)
-        read_arena = open_arena(uuid, welcome.arena_size, readonly=True) if self._readonly else None
+        read_arena = open_arena(uuid, welcome.arena_size, readonly=True) if self._options.readonly else None
         if self._prefault is not None:
             self._prefault.stop()
-        then = partial(_lock_pages, [one for one in (arena, read_arena) if one]) if self._page_lock else None
+        then = partial(_lock_pages, [one for one in (arena, read_arena) if one]) if self._options.page_lock else None
         self._prefault = Prefault(arena.segment, then=then).start()
         return arena, read_arena
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from connector.client.inbox import Channel
 from connector.client.link import Link
+from connector.client.options import Options
 from connector.client.outgoing import Abort
 from connector.client.rid_queue import Arrived
 from connector.client.session import Session
@@ -327,13 +328,12 @@ def open_link(
     run_dir: str,
     source: str,
     timeout: float,
-    readonly: bool,
-    page_lock: bool = False,
+    options: Options,
     ended: Callable[[], bool] | None = None,
 ) -> Link:
     """A connected link; BrokerLost with the path tried if no broker answers within `timeout` seconds."""
     names.check_text(stage, "stage", names.MAX_STAGE_BYTES)
-    link = Link(stage, run_dir, source, readonly, page_lock, ended)
+    link = Link(stage, run_dir, source, options, ended)
     link.thread.start()
     until = time.monotonic() + timeout
     # In slices: a Ctrl-C that comes just before a wait begins does not interrupt it.

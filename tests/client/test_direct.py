@@ -163,6 +163,30 @@ def test_no_chunk_is_told_directly_where_the_broker_does_not_let_it(told: list[i
             assert got == list(range(20)) and told == []
 
 
+@pytest.mark.parametrize(
+    ("env", "keyword", "direct"), [("false", None, False), ("false", True, True), ("1", None, True)]
+)
+def test_the_environment_is_a_switch_for_private_brokers_too(
+    monkeypatch: pytest.MonkeyPatch, told: list[int], env: str, keyword: bool | None, direct: bool
+) -> None:
+    """Or tests without it would be tests with it; all else of the environment is a node's broker's."""
+    monkeypatch.setenv("CONNECTOR_DIRECT", env)
+    monkeypatch.setenv("CONNECTOR_POOL", "nonsense")
+    more = {} if keyword is None else {"direct": keyword}
+    with (
+        connector.connect(stage="host", embedded=True, pool="8MiB", log_level="error", **more) as host,
+        connector.connect(stage="a", endpoint=host.endpoint) as writer,
+        connector.connect(stage="b", endpoint=host.endpoint) as reader,
+    ):
+        out, into = writer.edge("a", "b"), reader.edge("a", "b")
+        into.poll()
+        for at in range(8):
+            out.put("r", {"x": torch.tensor([at])}, last=at == 7)
+            assert into.wait(HANG)
+            into.poll()
+        assert bool(writer.session.pairs) is direct
+
+
 def test_what_a_writer_told_and_did_not_seal_is_read_once_and_its_block_stays(host: connector.Node) -> None:
     """Killed in between: the ready word made it a payload, and the reader's views are on it."""
     with ExitStack() as nodes:
