@@ -79,13 +79,14 @@ def test_a_damaged_frame_is_read_as_it_would_be_without_any_before_it(
     assert read(reader, found) == decoded(found)
 
 
-@pytest.mark.parametrize("place", range(len(alike().frame(5, Handle(4096, 7)))))
-def test_no_byte_of_a_frame_is_passed_over(place: int) -> None:
-    reader, frame = Told(), alike().frame(5, Handle(4096, 7))
-    reader.read(frame)
-    for byte in (0, frame[place] ^ 1, 0xCE, 0xFF):
-        found = frame[:place] + bytes((byte,)) + frame[place + 1 :]
-        assert read(reader, found) == decoded(found), byte
+def test_no_byte_of_a_frame_is_passed_over() -> None:
+    frame = alike().frame(5, Handle(4096, 7))
+    for place in range(len(frame)):
+        for byte in (0, frame[place] ^ 1, 0xCE, 0xFF):
+            reader = Told()
+            reader.read(frame)
+            found = frame[:place] + bytes((byte,)) + frame[place + 1 :]
+            assert read(reader, found) == decoded(found), (place, byte)
 
 
 def test_streams_of_one_socket_are_kept_apart() -> None:
