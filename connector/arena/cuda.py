@@ -115,7 +115,7 @@ def any_on_device(payloads: Iterable[Mapping[str, torch.Tensor]]) -> bool:
     return any(
         isinstance(value, torch.Tensor) and is_there(value)
         for payload in payloads
-        if isinstance(payload, (dict, Mapping))
+        if isinstance(payload, Mapping)
         for value in payload.values()
     )
 

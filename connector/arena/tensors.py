@@ -133,7 +133,7 @@ def copy_in(
             plain = tensor.is_contiguous() and not _is_bent(tensor)
             later.append(cuda.Job(position, tensor.detach(), nbytes, plain))
         return
-    pointer = _pointer(tensor, nbytes, tensor.dtype in _COMPLEX)
+    pointer = _pointer(tensor, nbytes)
     if pointer and nbytes:
         move = _memmove_held if nbytes < HELD_BELOW else ctypes.memmove
         move(arena.address + position, pointer, nbytes)
@@ -141,16 +141,10 @@ def copy_in(
         _copy_other(arena, position, tensor, nbytes)
 
 
-def _pointer(tensor: torch.Tensor, nbytes: int, is_complex: bool) -> int:
+def _pointer(tensor: torch.Tensor, nbytes: int) -> int:
     """Where its bytes lie as they are to be written; 0: they do not."""
     try:
-        if (
-            tensor.nbytes == nbytes
-            and tensor.is_cpu
-            and tensor.is_contiguous()
-            # What lies in memory are not its values otherwise.
-            and not (tensor.is_neg() or (is_complex and tensor.is_conj()))
-        ):
+        if tensor.nbytes == nbytes and tensor.is_cpu and tensor.is_contiguous() and not _is_bent(tensor):
             return tensor.data_ptr()
     except RuntimeError:
         # It has no such thing: _copy_other says why.
@@ -165,9 +159,7 @@ class Places:
     __slots__ = ("_begins", "_specs")
 
     def __init__(self, slots: Sequence[Slot], data_offset: int) -> None:
-        self._specs = [
-            (key, _DTYPES[dtype], shape, nbytes, _DTYPES[dtype] in _COMPLEX) for key, dtype, shape, _, nbytes in slots
-        ]
+        self._specs = [(key, _DTYPES[dtype], shape, nbytes) for key, dtype, shape, _, nbytes in slots]
         self._begins = [(data_offset + offset, nbytes) for *_, offset, nbytes in slots]
 
     def find(self, payload: object) -> list[int] | None:
@@ -175,10 +167,10 @@ class Places:
         if type(payload) is not dict or len(payload) != len(self._specs):
             return None
         found = []
-        for (key, dtype, shape, nbytes, is_complex), (name, tensor) in zip(self._specs, payload.items(), strict=True):
+        for (key, dtype, shape, nbytes), (name, tensor) in zip(self._specs, payload.items(), strict=True):
             if name != key or type(tensor) is not torch.Tensor or tensor.dtype is not dtype or tensor.shape != shape:
                 return None
-            pointer = _pointer(tensor, nbytes, is_complex)
+            pointer = _pointer(tensor, nbytes)
             if not pointer:
                 return None
             found.append(pointer)

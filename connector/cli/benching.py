@@ -83,7 +83,7 @@ def bench(
 def _of_device(name: str, file: Path | None) -> int:
     from connector.bench import device
 
-    if not re.fullmatch(r"(cuda|cpu)(:[0-9]+)?", name):
+    if not re.fullmatch(r"cuda(:[0-9]+)?", name):
         raise UsageError("a device is cuda or cuda:N", device=name)
     found = device.run(name, tables.note)
     rows = [

@@ -6,13 +6,11 @@ against a put is OutStream.goes_on's to say, and a stream that is dropped (abort
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from connector.arena import blocks as arena_blocks
 from connector.arena import tensors
 from connector.arena.arena import Arena
-from connector.client import telling
+from connector.client import sealing, telling
 from connector.client.blocks import ReservedBlock
 from connector.client.layouts import Laid
 from connector.client.outgoing import OutStream, Ticket
@@ -21,12 +19,10 @@ from connector.client.reserving import at_hand
 from connector.client.session import Session
 from connector.core.directory.events import Member, Told
 from connector.core.names import MAX_INDEX, Edge
-from connector.wire import messages as msg
 from connector.wire.alike import MetaAlike, ToldAlike
 
 if TYPE_CHECKING:
-    import torch
-
+    from connector.client.writing import Item
 
 #: Bytes of a manifest that is kept; with texts and numbers at their longest it goes in one packet.
 MOST_MANIFEST = 8192
@@ -36,7 +32,7 @@ class Again:
     """One stream's. Made when two chunks that were alike went directly, one behind the other."""
 
     __slots__ = (
-        "arena", "begun", "data_bytes", "data_offset", "laid", "length", "meta", "places", "readers", "told", "way",
+        "arena", "begun", "data", "laid", "length", "meta", "places", "readers", "told", "way",
     )  # fmt: skip
 
     def __init__(
@@ -44,11 +40,12 @@ class Again:
     ) -> None:
         """`block`: its length, where data begins, and how many bytes of it."""
         self.arena, self.way, self.begun, self.laid = arena, way, begun, laid
-        self.length, self.data_offset, self.data_bytes = block
+        self.length, *data = block
+        self.data = (data[0], data[1])
         self.readers = member.readers
-        self.places = tensors.Places(laid.manifest.slots, self.data_offset)
+        self.places = tensors.Places(laid.manifest.slots, block[1])
         self.meta = MetaAlike(edge, member.rid, member.readers, laid.packed, laid.nbytes, begun)
-        self.told = ToldAlike(edge, member.rid, way.life, self.length, self.data_offset, laid.packed)
+        self.told = ToldAlike(edge, member.rid, way.life, self.length, block[1], laid.packed)
 
     def fits(self, session: Session, stream: OutStream, rid: str, readers: int) -> bool:
         """Whether the next put is of the same kind, as far as the session knows. Lock held."""
@@ -64,11 +61,27 @@ class Again:
             and session.orphaned is None
         )
 
+    def seal(self, session: Session, edge: Edge, rid: str, index: int, block: ReservedBlock) -> Ticket:
+        """The payload's bytes are there. Lock held."""
+        laid, pair, ticket = self.laid, self.way.pair, Ticket(edge, rid, index)
+        member = tuple.__new__(Member, (rid, index, 0, 0, self.readers, laid.packed, laid.nbytes))
+
+        def tell(streams: list[OutStream]) -> tuple[Told, ...]:
+            if pair.send(self.told.frame(index, block.handle)):
+                return (tuple.__new__(Told, (0, 1, pair.session)),)
+            telling.fall_back(session, edge, pair, [rid], streams)
+            return ()
+
+        sealing.seal(session, edge, block, self.data, self.meta.meta(index), (member,), [ticket], tell)
+        return ticket
+
 
 def note(
-    session: Session, edge: Edge, member: Member, stream: OutStream, laid: Laid, block: tuple[int, int, int], begun: int
+    session: Session, edge: Edge, member: Member, ticket: Ticket, laid: Laid, block: tuple[int, int, int], begun: int
 ) -> None:
     """A chunk alone in its block was told directly: the stream's next may be like it. Lock held."""
+    stream = ticket.stream
+    assert stream is not None
     known = stream.again
     if known is not None and known.laid is laid and known.fits(session, stream, member.rid, member.readers):
         return
@@ -80,11 +93,13 @@ def note(
     stream.laid = laid
 
 
-def put(session: Session, edge: Edge, rid: str, payload: Mapping[str, torch.Tensor], readers: int) -> Ticket | None:
+def put(session: Session, edge: Edge, item: Item) -> Ticket | None:
     """Seal and tell the stream's next chunk; None, with nothing done, if it is not like the last."""
-    outgoing = session.outgoing
+    rid, payload, index, flags, attempt, readers = item
+    if index is not None or flags or attempt:
+        return None
     with session.lock:
-        stream = outgoing.streams.get((edge, rid))
+        stream = session.outgoing.streams.get((edge, rid))
         if stream is None or stream.again is None:
             return None
         again = stream.again
@@ -97,29 +112,9 @@ def put(session: Session, edge: Edge, rid: str, payload: Mapping[str, torch.Tens
         ticket: Ticket | None = None
         try:
             again.places.copy(block.arena.address + block.handle.offset, found)
-            ticket = _seal(session, edge, rid, stream, again, block)
+            ticket = again.seal(session, edge, rid, stream.next_index, block)
         finally:
             if ticket is None:
                 session.give_back([block])
     session.push_or_wait()
-    return ticket
-
-
-def _seal(session: Session, edge: Edge, rid: str, stream: OutStream, again: Again, block: ReservedBlock) -> Ticket:
-    """As writing's: header, ready word, the reader, the broker."""
-    index, (offset, generation), pair = stream.next_index, block.handle, again.way.pair
-    meta = again.meta.meta(index)
-    arena_blocks.write_header(
-        again.arena, offset, generation, session.number, 0, meta, 1, again.data_offset, again.data_bytes
-    )
-    arena_blocks.seal(again.arena, offset, generation)
-    ticket = Ticket(edge, rid, index)
-    ticket.stream = session.outgoing.note_put(edge, rid, index, 0, session.seen)
-    told: tuple[Told, ...] = ()
-    if telling.send(session, edge, pair, again.told.frame(index, block.handle), [rid], [stream]):
-        told = (tuple.__new__(Told, (0, 1, pair.session)),)
-    laid = again.laid
-    member = tuple.__new__(Member, (rid, index, 0, 0, again.readers, laid.packed, laid.nbytes))
-    session.post(msg.Seal(0, session.seen, edge, block.handle, again.data_offset, (member,), told), [ticket])
-    session.urgent = session.urgent or not told
     return ticket

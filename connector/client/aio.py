@@ -37,9 +37,6 @@ class AsyncEdge(EdgeVerbs):
         timeout: float | None = None,
     ) -> Ticket:
         """As Edge.put. The copy itself runs in the event loop's thread."""
-        ticket = self._put_again(rid, payload, index, last, attempt, readers, timeout)
-        if ticket is not None:
-            return ticket
         return (await self._put(self._one(rid, payload, index, last, attempt, readers), timeout))[0]
 
     async def _put(self, items: list[Item], timeout: float | None) -> list[Ticket]:

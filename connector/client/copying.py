@@ -57,6 +57,8 @@ class Copying:
     def settled(self, rids: Collection[str] | None, timeout: float) -> Verb[None]:
         """Wait until nothing of these rids (None: of any) is under way. NotYet, with rids and seconds, after `timeout`
         seconds; ClientClosed."""
+        if not self.under_way:
+            return
         session = self._session
         with session.lock:
             last = next((put for put in reversed(self.under_way) if rids is None or put.rids & set(rids)), None)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from connector.client import again, reading, writing
+from connector.client import reading, writing
 from connector.client.inbox import Taken
 from connector.client.outgoing import Ticket
 from connector.client.payload import Payload
@@ -96,24 +96,6 @@ class EdgeVerbs:
     def _end(self, rid: str) -> list[Item]:
         self._node.check_usable()
         return [self._item(rid, {}, None, Flags.END_ONLY, 0, None)]
-
-    def _put_again(
-        self,
-        rid: str,
-        payload: Mapping[str, torch.Tensor],
-        index: int | None,
-        last: bool | None,
-        attempt: int,
-        readers: int | None,
-        timeout: float | None,
-    ) -> Ticket | None:
-        """A chunk like the stream's last; None if it is not known to be one."""
-        if last is not False or index is not None or readers is not None or timeout is not None or type(rid) is not str:
-            return None
-        if attempt or type(attempt) is not int:
-            return None
-        self._node.check_usable()
-        return again.put(self._session, self.name, rid, payload, self.readers)
 
     def _put_now(self, items: list[Item], timeout: float | None) -> list[Ticket] | None:
         """Tickets, unless room has to be waited for."""
@@ -265,9 +247,6 @@ class Edge(EdgeVerbs):
         error of an earlier refused put on this stream; PoolFull or PoolDeadlock after waiting for room. What
         the broker refuses later is in the ticket, and raised by the next put on the stream, or by flush.
         """
-        ticket = self._put_again(rid, payload, index, last, attempt, readers, timeout)
-        if ticket is not None:
-            return ticket
         return self._put(self._one(rid, payload, index, last, attempt, readers), timeout)[0]
 
     def _put(self, items: list[Item], timeout: float | None) -> list[Ticket]:

@@ -19,10 +19,6 @@ from connector.wire import messages as msg
 MOST_TAKEN = 4096
 
 
-#: Nothing goes back, and nobody was answered.
-_NOTHING: tuple[list[Hold], list[int]] = ([], [])
-
-
 class Taken(NamedTuple):
     """What a take got: a payload (`ends`: the stream's last), or None at a bare END."""
 
@@ -70,10 +66,6 @@ class Channel:
         queue = self.queues.get(rid)
         if queue is None:
             queue = self.queues[rid] = RidQueue()
-        elif queue.goes_on(told) and rid not in self.claimed and self.push and not (self._voided or self.expected):
-            queue.accept(arrived)
-            self.fresh[rid] = None
-            return _NOTHING
         back: list[Hold] = []
         early = queue.is_early(life, told.behind)
         if arrived.hold in self._voided:

@@ -69,16 +69,6 @@ class RidQueue:
     #: What came early, by the (life, index) that it is behind.
     parked: dict[tuple[int, int], list[Item]] | None = None
 
-    def goes_on(self, told: Descriptor) -> bool:
-        """It is the next in order, and nobody waits: nothing is to be looked at but itself."""
-        return (
-            self.newest == (told.life, told.index - 1)
-            and told.behind == told.index - 1
-            and not told.flags
-            and told.life > self.broken_life
-            and not (self.waits or self.parked)
-        )
-
     # -- arrivals: True if it is to be given back ------------------------------------------------------
 
     def accept(self, arrived: Arrived) -> bool:

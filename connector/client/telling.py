@@ -56,22 +56,19 @@ def tell(
     frame = codec.encode_told(told)
     if len(frame) > pair.most:
         return ()
-    rids, told_of = [members[place].rid for place in places], [streams[place] for place in places]
-    return _spans(places, pair.session) if send(session, edge, pair, frame, rids, told_of) else ()
+    if not pair.send(frame):
+        fall_back(session, edge, pair, [members[place].rid for place in places], [streams[place] for place in places])
+        return ()
+    return _spans(places, pair.session)
 
 
-def send(
-    session: Session, edge: Edge, pair: Pair, frame: bytes, rids: Sequence[str], streams: Sequence[OutStream]
-) -> bool:
-    """False if it did not go: what follows of these streams goes through the broker. Lock held."""
-    if pair.send(frame):
-        return True
+def fall_back(session: Session, edge: Edge, pair: Pair, rids: Sequence[str], streams: Sequence[OutStream]) -> None:
+    """A frame did not go: what follows of these streams goes through the broker. Lock held."""
     for stream in streams:
         stream.way = None
     if not pair.deaf:
         # Its socket is full: through the broker they wait there, within the reader's window.
         session.post(msg.FellBack(edge, tuple(rids)))
-    return False
 
 
 def _spans(places: list[int], number: int) -> tuple[Told, ...]:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from connector.arena import blocks as arena_blocks
 from connector.arena import cuda, tensors
-from connector.client import again, layouts, telling
+from connector.client import again, layouts, sealing, telling
 from connector.client.blocks import ReservedBlock, size_class
 from connector.client.copying import UnderWay
 from connector.client.layouts import Laid
-from connector.client.outgoing import Ticket
+from connector.client.outgoing import OutStream, Ticket
 from connector.client.reserving import at_hand, give_up
 from connector.client.session import Session
 from connector.client.verbs import Verb
 from connector.core import layout
-from connector.core.directory.events import Member
+from connector.core.directory.events import Member, Told
 from connector.core.errors import BrokerLost, ConnectorError, Gone, PayloadTooLarge
 from connector.core.names import Edge
 from connector.core.specs import TensorSpec
@@ -60,6 +60,8 @@ def put_now(session: Session, edge: Edge, items: Sequence[Item]) -> list[Ticket]
     Raises what the client can know: types, sizes, limits, an abort it saw, an earlier refusal on a stream. Then nothing
     of the step was put.
     """
+    if len(items) == 1 and (ticket := again.put(session, edge, items[0])) is not None:
+        return [ticket]
     if session.copying.under_way or _on_device(items):
         return None
     plan = _plan(session, edge, items)
@@ -290,26 +292,12 @@ def _seal(
     if tickets is None:
         tickets = given
     begun = session.outgoing.begun(item.rid for item in items)
-    meta = pack_meta(edge, members, begun)
-    offset, generation = block.handle
-    arena_blocks.write_header(
-        block.arena, offset, generation, session.number, 0, meta, len(members), plan.data_offset, plan.data_bytes
-    )
-    arena_blocks.seal(block.arena, offset, generation)
-    outgoing, seen = session.outgoing, session.seen
-    streams = []
-    for member, ticket in zip(members, tickets, strict=True):
-        ticket.index = member.index
-        stream = ticket.stream = outgoing.note_put(edge, member.rid, member.index, member.flags, session.seen)
-        streams.append(stream)
-        if outgoing.unsure and stream.unsure:
-            # After lost notices it means what was known when the stream was opened.
-            seen = min(seen, stream.seen)
-    told = telling.tell(session, edge, block, plan.data_offset, members, streams) if session.pairs else ()
-    session.post(msg.Seal(0, seen, edge, block.handle, plan.data_offset, tuple(members), told), tickets)
+    data = (plan.data_offset, plan.data_bytes)
+
+    def tell(streams: list[OutStream]) -> tuple[Told, ...]:
+        return telling.tell(session, edge, block, plan.data_offset, members, streams) if session.pairs else ()
+
+    told = sealing.seal(session, edge, block, data, pack_meta(edge, members, begun), members, tickets, tell)
     if told and len(members) == 1:
-        block_of = (plan.length, plan.data_offset, plan.data_bytes)
-        again.note(session, edge, members[0], streams[0], plan.laid[0], block_of, begun)
-    # Whoever is to have it has it: the broker need not hear of it at once.
-    session.urgent = session.urgent or len(told) != 1 or told[0].count < len(members)
+        again.note(session, edge, members[0], tickets[0], plan.laid[0], (plan.length, *data), begun)
     return tickets
