@@ -14,6 +14,7 @@ import torch
 
 from connector.arena import cuda
 from connector.arena.arena import Arena
+from connector.arena.mapping import Window
 from connector.core.errors import ConnectorError, InvalidPayload, InvariantBroken, UnsupportedTensor
 from connector.core.layout import Manifest, Slot
 from connector.core.specs import DTYPE_BITS, TensorSpec, check_specs, measure
@@ -225,35 +226,45 @@ def views(
 
     `on_release` is called exactly once, by whichever thread drops the last tensor (or view of one) that
     has bytes; at once, before this returns, if the payload has no bytes. It runs inside the collector:
-    it must take no lock, log nothing, send nothing. The tensors keep the mapping through close().
-    `manifest` passed layout.check; `readonly` insists on a mapping that faults on writes. On an error
-    on_release is not called: InvariantBroken (slot outside of the arena), UnsupportedTensor (dtype).
+    it must take no lock, log nothing, send nothing. On an error it is not called. The rest is as open_views has it.
     """
-    begin, end = base + manifest.begin, base + manifest.end
-    if begin < arena.data_begin or end > arena.end or readonly and not arena.readonly:
-        raise InvariantBroken("a payload lies outside of the arena, or the mapping is writable", offset=begin, size=end)
-    window = None
     tensors: dict[str, torch.Tensor] = {} if into is None else into
-    for key, name, shape, offset, nbytes in manifest.slots:
-        dtype = _DTYPES.get(name)
-        if dtype is None:
-            raise _no_dtype(name, key)
-        if nbytes == 0:
-            # As integers: torch warns where it makes a complex32. The device, for those who set another default.
-            tensors[key] = torch.empty(shape, dtype=_AS_BITS[dtype], device="cpu").view(dtype)
-            continue
-        if not manifest.begin <= offset <= manifest.end - nbytes:
-            raise InvariantBroken("a slot lies outside of its payload", key=key, offset=offset, size=nbytes)
-        if window is None:
-            window = arena.segment.mapping.window()
-        flat = torch.frombuffer(window, dtype=dtype, count=nbytes // dtype.itemsize, offset=base + offset)
-        tensors[key] = flat if len(shape) == 1 else flat.view(*shape) if shape else flat.view(())
+    window = open_views(arena, base, manifest, tensors, readonly)
     if window is None:
         on_release()
     else:
         # Last, so that a failure above leaves the release with the caller.
         window.on_release = on_release
     return tensors
+
+
+def open_views(
+    arena: Arena, base: int, manifest: Manifest, into: dict[str, torch.Tensor], readonly: bool = False
+) -> Window | None:
+    """As views; what is called when the last tensor dies, the caller sets at the window. None: there are no bytes.
+
+    The tensors keep the mapping through close(). `manifest` passed layout.check; `readonly` insists on a mapping that
+    faults on writes. InvariantBroken: a slot outside of the arena. UnsupportedTensor: this torch has no such dtype.
+    """
+    begin, end = base + manifest.begin, base + manifest.end
+    if begin < arena.data_begin or end > arena.end or readonly and not arena.readonly:
+        raise InvariantBroken("a payload lies outside of the arena, or the mapping is writable", offset=begin, size=end)
+    window = None
+    for key, name, shape, offset, nbytes in manifest.slots:
+        dtype = _DTYPES.get(name)
+        if dtype is None:
+            raise _no_dtype(name, key)
+        if nbytes == 0:
+            # As integers: torch warns where it makes a complex32. The device, for those who set another default.
+            into[key] = torch.empty(shape, dtype=_AS_BITS[dtype], device="cpu").view(dtype)
+            continue
+        if not manifest.begin <= offset <= manifest.end - nbytes:
+            raise InvariantBroken("a slot lies outside of its payload", key=key, offset=offset, size=nbytes)
+        if window is None:
+            window = arena.segment.mapping.window()
+        flat = torch.frombuffer(window, dtype=dtype, count=nbytes // dtype.itemsize, offset=base + offset)
+        into[key] = flat if len(shape) == 1 else flat.view(*shape) if shape else flat.view(())
+    return window
 
 
 def owned(payload: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -6,6 +6,8 @@ against a put is OutStream.goes_on's to say, and a stream that is dropped (abort
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from connector.arena import tensors
@@ -15,24 +17,42 @@ from connector.client.blocks import ReservedBlock
 from connector.client.layouts import Laid
 from connector.client.outgoing import OutStream, Ticket
 from connector.client.pairs import Way
-from connector.client.reserving import at_hand
+from connector.client.reserving import ask_ahead, at_hand
 from connector.client.session import Session
 from connector.core.directory.events import Member, Told
 from connector.core.names import MAX_INDEX, Edge
-from connector.wire.alike import MetaAlike, ToldAlike
+from connector.wire import messages as msg
+from connector.wire.alike import MetaAlike, ToldAlike, tail
+from connector.wire.codec import NOWHERE
 
 if TYPE_CHECKING:
-    from connector.client.writing import Item
+    import torch
 
 #: Bytes of a manifest that is kept; with texts and numbers at their longest it goes in one packet.
 MOST_MANIFEST = 8192
+
+
+class Next:
+    """A stream's next chunk but its bytes: the block's header is written, and all is there that is said of it.
+
+    `following`: the block that the reader is told to expect behind it.
+    """
+
+    __slots__ = ("block", "following", "frame", "index", "message", "ticket")
+
+    def __init__(
+        self, block: ReservedBlock, message: msg.Seal, frame: bytes, following: ReservedBlock | None, ticket: Ticket
+    ) -> None:
+        self.index: int = ticket.index
+        self.block, self.message, self.frame = block, message, frame
+        self.following, self.ticket = following, ticket
 
 
 class Again:
     """One stream's. Made when two chunks that were alike went directly, one behind the other."""
 
     __slots__ = (
-        "arena", "begun", "data", "laid", "length", "meta", "places", "readers", "told", "way",
+        "arena", "begun", "data", "edge", "laid", "length", "meta", "next", "places", "readers", "rid", "told", "way",
     )  # fmt: skip
 
     def __init__(
@@ -40,14 +60,16 @@ class Again:
     ) -> None:
         """`block`: its length, where data begins, and how many bytes of it."""
         self.arena, self.way, self.begun, self.laid = arena, way, begun, laid
+        self.edge, self.rid = edge, member.rid
         self.length, *data = block
         self.data = (data[0], data[1])
         self.readers = member.readers
         self.places = tensors.Places(laid.manifest.slots, block[1])
         self.meta = MetaAlike(edge, member.rid, member.readers, laid.packed, laid.nbytes, begun)
         self.told = ToldAlike(edge, member.rid, way.life, self.length, block[1], laid.packed)
+        self.next: Next | None = None
 
-    def fits(self, session: Session, stream: OutStream, rid: str, readers: int) -> bool:
+    def fits(self, session: Session, stream: OutStream, readers: int) -> bool:
         """Whether the next put is of the same kind, as far as the session knows. Lock held."""
         return (
             stream.goes_on()
@@ -55,25 +77,35 @@ class Again:
             and self.readers == readers
             and 0 < stream.next_index <= MAX_INDEX
             and session.arena is self.arena
-            and session.outgoing.opened.get(rid, 0) == self.begun
+            and session.outgoing.opened.get(self.rid, 0) == self.begun
             and not session.copying.under_way
             and not session.closed
             and session.orphaned is None
         )
 
-    def seal(self, session: Session, edge: Edge, rid: str, index: int, block: ReservedBlock) -> Ticket:
-        """The payload's bytes are there. Lock held."""
-        laid, pair, ticket = self.laid, self.way.pair, Ticket(edge, rid, index)
-        member = tuple.__new__(Member, (rid, index, 0, 0, self.readers, laid.packed, laid.nbytes))
+    def take_next(self, session: Session, stream: OutStream) -> Next | None:
+        """The chunk as it was made ready, or made ready now; None if there is no block at hand. Lock held."""
+        ready, self.next = self.next, None
+        if ready is not None and ready.index == stream.next_index and session.blocks.redeem(ready.block):
+            return ready
+        block = at_hand(session, self.edge, self.length)
+        return self._made_ready(session, stream.next_index, block) if block is not None else None
 
-        def tell(streams: list[OutStream]) -> tuple[Told, ...]:
-            if pair.send(self.told.frame(index, block.handle)):
-                return (tuple.__new__(Told, (0, 1, pair.session)),)
-            telling.fall_back(session, edge, pair, [rid], streams)
-            return ()
+    def make_next(self, session: Session, ready: Next) -> None:
+        """Its reader is on its way, and this thread is warm: what it does now it need not do between the next put and
+        its reader. Lock held."""
+        if ready.following is not None and ready.index < MAX_INDEX:
+            self.next = self._made_ready(session, ready.index + 1, ready.following)
+        if session.blocks.low:
+            ask_ahead(session, self.edge, self.length)
 
-        sealing.seal(session, edge, block, self.data, self.meta.meta(index), (member,), [ticket], tell)
-        return ticket
+    def _made_ready(self, session: Session, index: int, block: ReservedBlock) -> Next:
+        sealing.write_header(session, block, self.data, self.meta.meta(index), 1)
+        member = tuple.__new__(Member, (self.rid, index, 0, 0, self.readers, self.laid.packed, self.laid.nbytes))
+        message = msg.Seal(0, 0, self.edge, block.handle, self.data[0], (member,), ())
+        following = session.blocks.promise(self.length)
+        frame = self.told.head(index, block.handle) + tail(following.handle if following is not None else NOWHERE)
+        return Next(block, message, frame, following, Ticket(self.edge, self.rid, index))
 
 
 def note(
@@ -83,7 +115,7 @@ def note(
     stream = ticket.stream
     assert stream is not None
     known = stream.again
-    if known is not None and known.laid is laid and known.fits(session, stream, member.rid, member.readers):
+    if known is not None and known.laid is laid and known.fits(session, stream, member.readers):
         return
     arena, way, stream.again = session.arena, stream.way, None
     # What is told of it is little more than its manifest.
@@ -93,28 +125,40 @@ def note(
     stream.laid = laid
 
 
-def put(session: Session, edge: Edge, item: Item) -> Ticket | None:
+def put(session: Session, edge: Edge, rid: str, payload: Mapping[str, torch.Tensor], readers: int) -> Ticket | None:
     """Seal and tell the stream's next chunk; None, with nothing done, if it is not like the last."""
-    rid, payload, index, flags, attempt, readers = item
-    if index is not None or flags or attempt:
-        return None
     with session.lock:
         stream = session.outgoing.streams.get((edge, rid))
         if stream is None or stream.again is None:
             return None
         again = stream.again
-        if not again.fits(session, stream, rid, readers):
+        if not again.fits(session, stream, readers):
             return None
         found = again.places.find(payload)
-        block = at_hand(session, edge, again.length) if found is not None else None
-        if block is None or found is None:
+        ready = again.take_next(session, stream) if found is not None else None
+        if ready is None or found is None:
             return None
-        ticket: Ticket | None = None
+        block, message = ready.block, ready.message
+        sealed = False
         try:
             again.places.copy(block.arena.address + block.handle.offset, found)
-            ticket = again.seal(session, edge, rid, stream.next_index, block)
+            message.seen = session.seen
+            sealing.seal(session, block, message, [ready.ticket], partial(_tell, session, stream, ready))
+            sealing.note(session, message)
+            sealed = True
         finally:
-            if ticket is None:
-                session.give_back([block])
+            if not sealed:
+                sealing.settle(session, block)
+        ready.ticket.stream = stream
+        again.make_next(session, ready)
     session.push_or_wait()
-    return ticket
+    return ready.ticket
+
+
+def _tell(session: Session, stream: OutStream, ready: Next) -> tuple[Told, ...]:
+    way = stream.way
+    assert way is not None
+    if way.pair.send(ready.frame):
+        return (tuple.__new__(Told, (0, 1, way.pair.session)),)
+    telling.fall_back(session, ready.message.edge, way.pair, [ready.ticket.rid], [stream])
+    return ()

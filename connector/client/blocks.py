@@ -15,6 +15,8 @@ from connector.core.names import Handle
 #: Most blocks of one class reserved ahead, and how many at first: of classes up to SMALL bytes, and of larger ones.
 MOST_SMALL, MOST_AHEAD = 128, 32
 FIRST_SMALL, FIRST, SMALL = 8, 2, 64 << 10
+#: Most blocks that streams mean to use next.
+MOST_PROMISED = 256
 #: Seconds without use after which a class's blocks go back.
 IDLE = 5.0
 #: Up to here classes are a quarter of a power of two apart, above a sixteenth.
@@ -60,6 +62,8 @@ class BlockCache:
         self.bytes = 0
         #: The class of the last pop has less than half of what it wants.
         self.low = False
+        #: Blocks that streams mean to use next, each with the time at which a tick first saw it; the oldest first.
+        self._promised: dict[Handle, tuple[ReservedBlock, float]] = {}
 
     def pop(self, size: int) -> ReservedBlock | None:
         """A block of the class, if one is at hand; a miss makes the class want more."""
@@ -78,6 +82,30 @@ class BlockCache:
         first, most = (FIRST_SMALL, MOST_SMALL) if size <= SMALL else (FIRST, MOST_AHEAD)
         shelf.want = min(max(2 * shelf.want, first), most)
         return None
+
+    def promise(self, size: int) -> ReservedBlock | None:
+        """A block of the class for one who means to use it soon. It stays here: `redeem` says whether it still does."""
+        if len(self._promised) >= MOST_PROMISED:
+            oldest, _ = self._promised.pop(next(iter(self._promised)))
+            self._shelves.setdefault(oldest.length, _Shelf()).blocks.appendleft(oldest)
+        shelf = self._shelves.get(size)
+        if shelf is None or not shelf.blocks:
+            return None
+        block = shelf.blocks.pop()
+        self.low = len(shelf.blocks) + shelf.asked <= shelf.want // 2
+        self._promised[block.handle] = (block, 0.0)
+        return block
+
+    def redeem(self, block: ReservedBlock) -> bool:
+        """Whether it is the caller's now."""
+        promised = self._promised.pop(block.handle, None)
+        if promised is None:
+            return False
+        self.bytes -= block.length
+        shelf = self._shelves.get(block.length)
+        if shelf is not None:
+            shelf.fresh = True
+        return True
 
     def to_ask(self, size: int) -> int:
         """How many to ask for now, after a pop: half of what is wanted may be missing."""
@@ -116,10 +144,15 @@ class BlockCache:
 
     def take_all(self) -> list[ReservedBlock]:
         """Everything, to be given back: someone waits for room, or the session ends."""
-        blocks = [block for shelf in self._shelves.values() for block in shelf.blocks]
+        blocks = self._all()
         self._shelves.clear()
+        self._promised.clear()
         self.bytes = 0
         return blocks
+
+    def _all(self) -> list[ReservedBlock]:
+        promised = [block for block, _ in self._promised.values()]
+        return promised + [block for shelf in self._shelves.values() for block in shelf.blocks]
 
     def take_idle(self, now: float) -> list[ReservedBlock]:
         """Blocks of classes that were not used lately."""
@@ -128,11 +161,19 @@ class BlockCache:
                 shelf.fresh, shelf.used = False, now
         idle = [size for size, shelf in self._shelves.items() if now - shelf.used >= IDLE and not shelf.asked]
         blocks = [block for size in idle for block in self._shelves.pop(size).blocks]
+        for handle, (block, seen) in list(self._promised.items()):
+            if not seen:
+                self._promised[handle] = (block, now)
+            elif now - seen >= IDLE:
+                del self._promised[handle]
+                blocks.append(block)
         self.bytes -= sum(block.length for block in blocks)
         return blocks
 
     def handles(self) -> list[Handle]:
-        return [block.handle for shelf in self._shelves.values() for block in shelf.blocks]
+        return [block.handle for block in self._all()]
 
     def next_idle(self) -> float | None:
-        return min((shelf.used + IDLE for shelf in self._shelves.values() if not shelf.fresh), default=None)
+        seen = [shelf.used for shelf in self._shelves.values() if not shelf.fresh]
+        seen += [seen for _, seen in self._promised.values() if seen]
+        return min(seen) + IDLE if seen else None

@@ -167,6 +167,7 @@ class Inlet:
             self._reader = get_ident()
             self.dry = False
             self._rest()
+            self._open_ahead()
             left, until = seconds, 0.0
             while not answered() and not self._came:
                 if not until:
@@ -229,6 +230,12 @@ class Inlet:
         if self._listens and self._listener is not None:
             self._listens = False
             self._listener.modify(self._poller.fileno(), 0)
+
+    def _open_ahead(self) -> None:
+        """While this thread is about to sleep: what it is woken for goes the faster."""
+        for pair in self._pairs.values():
+            if pair.coming.told.announced:
+                self._session.open_ahead(pair)
 
     def _hear(self, seconds: float) -> bool:
         """Wait, and apply what comes; False if the leader must stop."""
@@ -300,14 +307,14 @@ class Inlet:
 
     def _apply_told(self, pair: Pair) -> None:
         """What a writer told directly: nothing but deliveries."""
-        came = pair.came
+        came, coming = pair.came, pair.coming
         while came:
+            frame = came[0]
+            arrived = coming.take(frame)
             try:
-                descriptors = pair.told.read(came[0])
+                self._session.receive_told([arrived] if arrived is not None else coming.told.read(frame))
             except ProtocolViolation as error:
                 log.error("what session %s told cannot be read: %s", pair.session, error)
-            else:
-                self._session.receive_told(descriptors)
             came.popleft()
 
     def _apply_deliveries(self, fd: int) -> bool:

@@ -99,6 +99,8 @@ class OutStream:
         return index < self.low or index in self.above
 
     def note(self, index: int) -> None:
+        if index < self.low:
+            return
         if index == self.low and not self.above:
             self.low += 1
             return
@@ -271,6 +273,11 @@ class Outgoing:
             while len(self.opened) > MOST_OPENED:
                 self.opened.popitem(last=False)
         self.number = number
+
+    def has_numbered(self, message: Numbered) -> bool:
+        """It is on its way, or was acknowledged."""
+        number = message.number
+        return 0 < number <= self.number and (number <= self.acked or self.unacked.get(number) is message)
 
     def acknowledge(self, count: int) -> None:
         """Everything up to `count` was applied: tickets that were not refused are stored."""

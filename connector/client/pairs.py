@@ -11,8 +11,8 @@ import socket
 from collections import deque
 from typing import NamedTuple
 
+from connector.client.coming import Coming
 from connector.client.lifeline import ONE_FRAME
-from connector.wire.alike import Told
 from connector.wire.order import most_bytes
 
 
@@ -26,7 +26,7 @@ class Pair:
         #: Largest frame to send, in bytes.
         self.most = most_bytes(stream.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
         self.came: deque[bytes] = deque()
-        self.told = Told()
+        self.coming = Coming()
         #: All was read, and the other's end is closed, or this one. Before that: the other's end takes nothing more.
         self.ended = self.deaf = False
         self._receive = stream.recv

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from connector.arena import tensors
 from connector.arena.arena import Arena
+from connector.arena.mapping import Window
 from connector.client import layouts
 from connector.client.rid_queue import Arrived
 from connector.core.directory.effects import Descriptor
@@ -29,8 +30,8 @@ class Payload(dict[str, "torch.Tensor"]):
 
     __slots__ = ("_told", "last")
 
-    def __init__(self, arrived: Arrived, last: bool) -> None:
-        self._told = arrived.descriptor
+    def __init__(self, told: Descriptor, last: bool) -> None:
+        self._told = told
         #: The stream ends with this payload.
         self.last: bool = last
 
@@ -82,18 +83,43 @@ class Payload(dict[str, "torch.Tensor"]):
         self.clear()
 
 
+class Opened(NamedTuple):
+    """A payload's views, made before its block was sealed: nobody has them yet, and their end releases nothing."""
+
+    arena: Arena
+    payload: Payload
+    window: Window
+
+
+def open_ahead(told: Descriptor, arena: Arena, mapped: Arena) -> Arrived:
+    """What will have come when the writer tells of it, with its views on `mapped`, which is of the same pages as
+    `arena`. ProtocolViolation, InvariantBroken or Broken: it cannot be opened now."""
+    _check_bounds(told, mapped)
+    manifest = layouts.read(told.manifest, told.length - told.data_offset)
+    payload = Payload(told, False)
+    window = tensors.open_views(mapped, told.handle.offset + told.data_offset, manifest, payload)
+    return Arrived.of(told, arena, Opened(mapped, payload, window) if window is not None else None)
+
+
 def open_payload(arrived: Arrived, arena: Arena, copy: bool, last: bool, free: Callable[..., None]) -> Payload:
     """Views (or owned copies) of an arrived payload; `free(uuid, hold)` is called once they are dead.
 
     Raises Broken, with the hold freed, if manifest and block do not fit each other.
     """
-    told = arrived.descriptor
+    told, opened = arrived.descriptor, arrived.opened
     release = partial(free, arrived.arena.uuid, arrived.hold)
     try:
-        _check_place(told, arena)
-        manifest = layouts.read(told.manifest, told.length - told.data_offset)
-        payload = Payload(arrived, last)
-        tensors.views(arena, told.handle.offset + told.data_offset, manifest, release, into=payload)
+        if opened is not None and opened.arena is arena:
+            _check_generation(told, arena)
+            payload = opened.payload
+            payload.last = last
+            opened.window.on_release = release
+        else:
+            _check_bounds(told, arena)
+            _check_generation(told, arena)
+            manifest = layouts.read(told.manifest, told.length - told.data_offset)
+            payload = Payload(told, last)
+            tensors.views(arena, told.handle.offset + told.data_offset, manifest, release, into=payload)
     except (ProtocolViolation, Broken) as error:
         release()
         raise Broken(
@@ -111,12 +137,17 @@ def open_payload(arrived: Arrived, arena: Arena, copy: bool, last: bool, free: C
     return payload
 
 
-def _check_place(told: Descriptor, arena: Arena) -> None:
-    """The descriptor must lie in the arena and name the generation that stands in the block."""
-    (offset, generation), length, data_offset = told.handle, told.length, told.data_offset
+def _check_bounds(told: Descriptor, arena: Arena) -> None:
+    """The descriptor must lie in the arena."""
+    (offset, _), length, data_offset = told.handle, told.length, told.data_offset
     inside = arena.data_begin <= offset and offset + length <= arena.end
     if not inside or (offset | data_offset) & 63 or not 64 <= data_offset <= length:
         raise Broken("its block lies outside of the arena", offset=offset, length=length, limit=arena.end)
+
+
+def _check_generation(told: Descriptor, arena: Arena) -> None:
+    """It must name the generation that stands in the block."""
+    offset, generation = told.handle
     found = arena.segment.words[offset >> 3]
     if found != generation:
         raise Broken("its block was sealed as another generation", found=found, expected=generation)

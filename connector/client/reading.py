@@ -122,11 +122,8 @@ def _give_up(session: Session, channel: Channel, rid: str, request: Request, wai
 def opened(session: Session, channel: Channel, arrived: Arrived, last: bool, copy: bool | None) -> Payload:
     """A taken payload as views, or copies. A broken one ends its stream here: nothing is skipped over."""
     owned = channel.readers > 1 if copy is None else copy
-    arena, readonly = arrived.arena, session.read_arena
-    if readonly is not None and readonly.uuid == arena.uuid:
-        arena = readonly
     try:
-        return open_payload(arrived, arena, owned, last, session.free)
+        return open_payload(arrived, session.mapped(arrived.arena), owned, last, session.free)
     except Broken as error:
         told = arrived.descriptor
         with session.lock:

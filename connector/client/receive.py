@@ -55,11 +55,12 @@ def _shown(session: Session, message: msg.Shown) -> None:
         session.holds.free(session.arena.uuid, arrived.hold)
 
 
-def deliver(session: Session, descriptors: Iterable[Descriptor]) -> None:
+def deliver(session: Session, descriptors: Iterable[Descriptor | Arrived]) -> None:
     arena = session.arena
     assert arena is not None
-    for descriptor in descriptors:
-        arrived = Arrived.of(descriptor, arena)
+    for came in descriptors:
+        arrived = came if isinstance(came, Arrived) else Arrived.of(came, arena)
+        descriptor = arrived.descriptor
         channel = session.channels.get((descriptor.edge, descriptor.reader))
         if channel is None:
             session.holds.free(arena.uuid, arrived.hold)

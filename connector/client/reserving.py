@@ -13,7 +13,7 @@ def at_hand(session: Session, edge: Edge, length: int) -> ReservedBlock | None:
     """A block from the shelf, if there is one. What is asked ahead goes with the next message. Lock held."""
     block = session.blocks.pop(length)
     if session.blocks.low:
-        _ask_ahead(session, edge, length)
+        ask_ahead(session, edge, length)
     return block
 
 
@@ -26,7 +26,8 @@ def give_up(session: Session, request: Request) -> None:
     session.push()
 
 
-def _ask_ahead(session: Session, edge: Edge, length: int) -> None:
+def ask_ahead(session: Session, edge: Edge, length: int) -> None:
+    """Have the shelf filled, with the next message. Lock held."""
     session.give_back(session.blocks.make_room(length))
     count = session.blocks.to_ask(length)
     if not count or not session.up:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from connector.arena.arena import Arena
 from connector.client.requests import Answer
@@ -17,18 +17,23 @@ from connector.core.directory.effects import Descriptor
 from connector.core.directory.events import Hold
 from connector.core.errors import ConnectorError
 
+if TYPE_CHECKING:
+    from connector.client.payload import Opened
+
 
 class Arrived(NamedTuple):
-    """A payload's descriptor, the arena that it points into, and how this reader holds it."""
+    """A payload's descriptor, the arena that it points into, how this reader holds it, and what was opened of it before
+    it came, if anything was."""
 
     descriptor: Descriptor
     arena: Arena
     hold: Hold
+    opened: Opened | None = None
 
     @classmethod
-    def of(cls, descriptor: Descriptor, arena: Arena) -> Arrived:
+    def of(cls, descriptor: Descriptor, arena: Arena, opened: Opened | None = None) -> Arrived:
         hold = tuple.__new__(Hold, (descriptor.handle, descriptor.member, descriptor.reader))
-        return tuple.__new__(cls, (descriptor, arena, hold))
+        return tuple.__new__(cls, (descriptor, arena, hold, opened))
 
 
 class EndMark(NamedTuple):
@@ -164,5 +169,5 @@ def _is_same(item: Item, arrived: Arrived) -> bool:
 
 def _lifeless(item: Item) -> Item:
     if isinstance(item, Arrived):
-        return item._replace(descriptor=item.descriptor._replace(life=0))
+        return Arrived.of(item.descriptor._replace(life=0), item.arena)
     return item._replace(life=0)

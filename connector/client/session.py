@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, get_args
 
@@ -75,6 +75,8 @@ class Session:
         self.urgent = False
         self.holds = Holds()
         self.copying = Copying(self)
+        #: The last block that was sealed (sealing.py).
+        self.sealing: msg.Seal | None = None
         self.requests = Requests()
         self.blocks = BlockCache()
         self.outgoing = Outgoing()
@@ -212,11 +214,22 @@ class Session:
                 receive.HANDLERS[type(message)](self, message)
             self.outgoing.acknowledge(envelope.counter)
 
-    def receive_told(self, descriptors: list[Descriptor]) -> None:
+    def receive_told(self, came: Sequence[Descriptor | Arrived]) -> None:
         """What a writer tells directly."""
         with self.lock:
             if not self.closed:
-                receive.deliver(self, descriptors)
+                receive.deliver(self, came)
+
+    def open_ahead(self, pair: Pair) -> None:
+        """Open what the pair's writer is about to tell."""
+        arena = self.arena
+        if arena is not None:
+            pair.coming.open(arena, self.mapped(arena))
+
+    def mapped(self, arena: Arena) -> Arena:
+        """Where takes have their views of an arena's pages."""
+        readonly = self.read_arena
+        return readonly if readonly is not None and readonly.uuid == arena.uuid else arena
 
     def reopened(self, rid: str, applied: int) -> bool:
         """The session finished, began or entered the rid after the first `applied` of its numbered messages: what the

@@ -13,7 +13,7 @@ from connector.client import again, layouts, sealing, telling
 from connector.client.blocks import ReservedBlock, size_class
 from connector.client.copying import UnderWay
 from connector.client.layouts import Laid
-from connector.client.outgoing import OutStream, Ticket
+from connector.client.outgoing import Ticket
 from connector.client.reserving import at_hand, give_up
 from connector.client.session import Session
 from connector.client.verbs import Verb
@@ -60,8 +60,12 @@ def put_now(session: Session, edge: Edge, items: Sequence[Item]) -> list[Ticket]
     Raises what the client can know: types, sizes, limits, an abort it saw, an earlier refusal on a stream. Then nothing
     of the step was put.
     """
-    if len(items) == 1 and (ticket := again.put(session, edge, items[0])) is not None:
-        return [ticket]
+    if len(items) == 1:
+        rid, payload, index, flags, attempt, readers = items[0]
+        if index is None and not flags and not attempt:
+            ticket = again.put(session, edge, rid, payload, readers)
+            if ticket is not None:
+                return [ticket]
     if session.copying.under_way or _on_device(items):
         return None
     plan = _plan(session, edge, items)
@@ -82,7 +86,7 @@ def put_now(session: Session, edge: Edge, items: Sequence[Item]) -> list[Ticket]
             tickets = _seal(session, edge, items, indexes, plan, block)
         finally:
             if tickets is None:
-                session.give_back([block])
+                sealing.settle(session, block)
     session.push_or_wait()
     return tickets
 
@@ -110,7 +114,7 @@ def _fill(session: Session, edge: Edge, items: Sequence[Item], plan: _Plan, bloc
     finally:
         if tickets is None:
             with session.lock:
-                session.give_back([block])
+                sealing.settle(session, block)
         session.push_or_wait()
     return tickets
 
@@ -294,10 +298,19 @@ def _seal(
     begun = session.outgoing.begun(item.rid for item in items)
     data = (plan.data_offset, plan.data_bytes)
 
-    def tell(streams: list[OutStream]) -> tuple[Told, ...]:
-        return telling.tell(session, edge, block, plan.data_offset, members, streams) if session.pairs else ()
+    message = msg.Seal(0, session.seen, edge, block.handle, data[0], tuple(members), ())
 
-    told = sealing.seal(session, edge, block, data, pack_meta(edge, members, begun), members, tickets, tell)
+    def tell() -> tuple[Told, ...]:
+        streams = sealing.note(session, message)
+        for ticket, member, stream in zip(tickets, members, streams, strict=True):
+            ticket.index, ticket.stream = member.index, stream
+            if session.outgoing.unsure and stream.unsure:
+                # After lost notices it means what was known when the stream was opened.
+                message.seen = min(message.seen, stream.seen)
+        return telling.tell(session, edge, block, data[0], members, streams) if session.pairs else ()
+
+    sealing.write_header(session, block, data, pack_meta(edge, members, begun), len(members))
+    told = sealing.seal(session, block, message, tickets, tell)
     if told and len(members) == 1:
         again.note(session, edge, members[0], tickets[0], plan.laid[0], (plan.length, *data), begun)
     return tickets

@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 
 from connector.core.directory.effects import Descriptor
-from connector.core.names import Edge, Handle
+from connector.core.names import MAX_INDEX, Edge, Handle
 from connector.wire.codec import decode_told
 from connector.wire.message import VERSION
 
@@ -27,6 +27,9 @@ _U32, _U64 = 0xCE, 0xCF
 #: A number's code and itself. What is no index, or no word, comes out negative.
 _INDEX = struct.Struct(">Bi")
 _HANDLE = struct.Struct(">BqBq")
+_TAIL = struct.Struct(">BBqBq")
+#: Bytes of `tail`.
+TAIL = _TAIL.size
 #: Streams that are known of one socket, and lengths of their beginnings.
 MOST_KNOWN, MOST_WIDTHS = 256, 4
 
@@ -41,16 +44,16 @@ class ToldAlike:
     __slots__ = ("_end", "_first", "_last", "_middle", "_size", "begin")
 
     def __init__(self, edge: Edge, rid: str, life: int, length: int, data_offset: int, manifest: bytes) -> None:
-        head = bytes((_ARRAY + 2,)) + _pack(VERSION) + bytes((_ARRAY + 1, _ARRAY + 13))
+        head = bytes((_ARRAY + 3,)) + _pack(VERSION) + bytes((_ARRAY + 1, _ARRAY + 13))
         #: No frame of another stream begins so.
         self.begin: bytes = head + _parts(edge, 0, rid, life)
         self._middle = _parts(0, 0) + bytes((_ARRAY + 2,))
         self._end = _parts(length, data_offset, 0, manifest)
-        self._size = len(self.begin) + 5 + len(self._middle) + 18 + len(self._end) + 5
+        self._size = len(self.begin) + 5 + len(self._middle) + 18 + len(self._end) + 5 + TAIL
         self._first, self._last = (edge, 0, rid, life), (length, data_offset, 0, manifest)
 
-    def frame(self, index: int, handle: Handle) -> bytes:
-        """`index`: 1 ... MAX_INDEX."""
+    def head(self, index: int, handle: Handle) -> bytes:
+        """All of its frame but what is told ahead (`tail`). `index`: 1 ... MAX_INDEX."""
         offset, generation = handle
         return (
             self.begin
@@ -61,42 +64,68 @@ class ToldAlike:
             + _INDEX.pack(_U32, index - 1)
         )
 
+    def descriptor(self, index: int, handle: Handle) -> Descriptor:
+        """What such a frame says."""
+        return tuple.__new__(Descriptor, (*self._first, index, 0, 0, handle, *self._last, index - 1))
+
     def read(self, frame: bytes) -> Descriptor | None:
         """What is told in a frame that begins as these do; None if it is not like them."""
         at = len(self.begin)
         middle, end = at + 5, at + 23 + len(self._middle)
-        if len(frame) != self._size or frame[middle : end - 18] != self._middle or frame[end:-5] != self._end:
+        rest = len(frame) - TAIL
+        if len(frame) != self._size or frame[middle : end - 18] != self._middle or frame[end : rest - 5] != self._end:
             return None
         first, index = _INDEX.unpack_from(frame, at)
         second, offset, third, generation = _HANDLE.unpack_from(frame, end - 18)
         if first != _U32 or second != _U64 or third != _U64 or index <= 0 or offset < 0 or generation < 0:
             return None
-        if frame[-5:] != _INDEX.pack(_U32, index - 1):
+        if frame[rest - 5 : rest] != _INDEX.pack(_U32, index - 1) or ahead(frame) is None:
             return None
-        fields = (*self._first, index, 0, 0, tuple.__new__(Handle, (offset, generation)), *self._last, index - 1)
-        return tuple.__new__(Descriptor, fields)
+        return self.descriptor(index, tuple.__new__(Handle, (offset, generation)))
+
+
+def tail(handle: Handle) -> bytes:
+    """What is told of the block ahead, the last part of a frame."""
+    return _TAIL.pack(_ARRAY + 2, _U64, handle[0], _U64, handle[1])
+
+
+def ahead(frame: bytes) -> Handle | None:
+    """The block ahead, from the end of a frame that is made here; None: it ends otherwise."""
+    array, first, offset, second, generation = _TAIL.unpack_from(frame, len(frame) - TAIL)
+    if array != _ARRAY + 2 or first != _U64 or second != _U64 or offset < 0 or generation < 0:
+        return None
+    return tuple.__new__(Handle, (offset, generation))
 
 
 class Told:
     """What comes over one socket, read; frames that are like one before by comparing them."""
 
-    __slots__ = ("_known", "_widths")
+    __slots__ = ("_known", "_widths", "announced")
 
     def __init__(self) -> None:
         #: By what their frames begin with, and how long those beginnings are.
         self._known: dict[bytes, ToldAlike] = {}
         self._widths: tuple[int, ...] = ()
+        #: The next chunk's index and block, by what is known of its stream. Nobody need make use of it.
+        self.announced: dict[ToldAlike, tuple[int, Handle]] = {}
 
     def read(self, frame: bytes) -> list[Descriptor]:
         """As codec.decode_told."""
         for width in self._widths:
             known = self._known.get(frame[:width])
             if known is not None and (descriptor := known.read(frame)) is not None:
+                self.announce(known, descriptor.index, frame)
                 return [descriptor]
-        found = decode_told(frame)
-        if len(found) == 1 and len(frame) > 5 and frame[-5] == _U32:
+        found, _ = decode_told(frame)
+        if len(found) == 1 and len(frame) > TAIL:
             self._keep(found[0], frame)
         return found
+
+    def announce(self, alike: ToldAlike, index: int, frame: bytes) -> None:
+        """The chunk of this index was told in a frame like that one."""
+        block = ahead(frame)
+        if block is not None and block.generation and index < MAX_INDEX:
+            self.announced[alike] = (index + 1, block)
 
     def _keep(self, told: Descriptor, frame: bytes) -> None:
         alike = ToldAlike(told.edge, told.rid, told.life, told.length, told.data_offset, told.manifest)
@@ -109,7 +138,9 @@ class Told:
             self._widths += (width,)
         if len(self._known) >= MOST_KNOWN:
             self._known.clear()
+            self.announced.clear()
         self._known[alike.begin] = alike
+        self.announce(alike, told.index, frame)
 
 
 class MetaAlike:

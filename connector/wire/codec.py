@@ -15,12 +15,15 @@ import msgpack
 
 from connector.core.directory.effects import Descriptor
 from connector.core.errors import ConnectorError, ProtocolViolation
+from connector.core.names import Handle
 from connector.wire import hot
 from connector.wire.fields import MAX_WORD, BadField, error_fields
 from connector.wire.messages import BY_CODE, FIRST_BROKER_CODE, MESSAGES, VERSION, Message
 
 #: Largest frame, unless the configuration says otherwise.
 MAX_FRAME = 8 << 20
+#: No block: what is told names none ahead.
+NOWHERE = Handle(0, 0)
 #: Most messages in one frame.
 MAX_MESSAGES = 10_000
 
@@ -67,19 +70,20 @@ def _default(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} does not travel")
 
 
-def encode_told(descriptors: Sequence[Descriptor]) -> bytes:
-    """What a writer tells a reader directly: `[version, [descriptor, …]]`."""
-    packed: bytes = _pack((VERSION, descriptors))
+def encode_told(descriptors: Sequence[Descriptor], ahead: Handle = NOWHERE) -> bytes:
+    """What a writer tells a reader directly: `[version, [descriptor, …], ahead]`. `ahead`: the block that the stream's
+    next chunk will probably be in."""
+    packed: bytes = _pack((VERSION, descriptors, ahead))
     return packed
 
 
-def decode_told(frame: bytes) -> list[Descriptor]:
-    """The descriptors in it; ProtocolViolation says what is wrong with it."""
+def decode_told(frame: bytes) -> tuple[list[Descriptor], Handle]:
+    """The descriptors in it, and the block ahead; ProtocolViolation says what is wrong with it."""
     value = _unpack(frame)
-    if type(value) is not list or len(value) != 2 or value[0] != VERSION or type(value[1]) is not list:
+    if type(value) is not list or len(value) != 3 or value[0] != VERSION or type(value[1]) is not list:
         raise ProtocolViolation("what was told is no list of payloads", size=len(frame))
     try:
-        return [hot.descriptor(item) for item in value[1]]
+        return [hot.descriptor(item) for item in value[1]], hot.handle(value[2])
     except (BadField, UnicodeEncodeError) as error:
         raise ProtocolViolation(f"a field of what was told is wrong: {error}", size=len(frame)) from None
 

@@ -39,8 +39,9 @@ class Road:
 
     def send(self, *payloads: dict[str, torch.Tensor]) -> list[bool]:
         """Put them and read them; whether each went the short way."""
-        before = len(self.short)
+        short: list[bool] = []
         for payload in payloads or (chunk(self.sent),):
+            self.short.clear()
             ticket = self.out.put("r", payload, last=False)
             assert ticket.index == self.sent
             found = self.next()
@@ -49,7 +50,8 @@ class Road:
                 assert found[key].dtype == tensor.dtype
                 assert torch.equal(found[key], tensor.detach())
             self.sent += 1
-        return self.short[before:]
+            short.append(any(self.short))
+        return short
 
     def next(self) -> connector.Payload:
         while True:
@@ -230,21 +232,25 @@ def test_bytes_come_first_then_the_header_the_ready_word_the_reader_and_the_brok
 ) -> None:
     """As in writing.py: killed before the ready word, the payload never existed; nobody hears of one that does not."""
     done: list[str] = []
+    headers: list[int] = []
+    sealed: list[tuple[int, bool]] = []
 
-    def note(kind: Any, name: str, what: str, wanted: Callable[..., bool] = lambda *arguments: True) -> None:
+    def note(kind: Any, name: str, also: Callable[..., bool] = lambda *arguments: True) -> None:
         call = getattr(kind, name)
 
         def told(*arguments: Any, **more: Any) -> Any:
-            if wanted(*arguments):
-                done.append(what)
+            if also(*arguments):
+                done.append(name)
             return call(*arguments, **more)
 
         monkeypatch.setattr(kind, name, told)
 
-    note(tensors.Places, "copy", "bytes")
-    note(blocks, "write_header", "header")
-    note(blocks, "seal", "ready")
-    note(Pair, "send", "reader")
-    note(Session, "post", "broker", lambda session, message, *more: isinstance(message, msg.Seal))
+    note(tensors.Places, "copy")
+    note(blocks, "write_header", lambda arena, offset, *more: headers.append(offset))
+    note(blocks, "seal", lambda arena, offset, generation: sealed.append((offset, headers.count(offset) > 0)) or True)
+    note(Pair, "send")
+    note(Session, "post", lambda session, message, *more: isinstance(message, msg.Seal))
     road.begin()
-    assert done[-5:] == ["bytes", "header", "ready", "reader", "broker"]
+    road.send(chunk(1), chunk(2))
+    assert done[-4:] == ["copy", "seal", "send", "post"]
+    assert [had_header for _, had_header in sealed[-2:]] == [True, True]

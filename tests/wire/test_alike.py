@@ -13,11 +13,13 @@ from connector.core.directory.events import Member
 from connector.core.errors import ProtocolViolation
 from connector.core.names import MAX_INDEX, Edge, Handle
 from connector.wire import codec, manifest
-from connector.wire.alike import MOST_KNOWN, MetaAlike, Told, ToldAlike
+from connector.wire.alike import MOST_KNOWN, MetaAlike, Told, ToldAlike, tail
+from connector.wire.codec import NOWHERE
 from connector.wire.fields import MAX_WORD
 
 TEXT = st.text("abé", min_size=1, max_size=9)
 WORD = st.integers(0, MAX_WORD)
+HANDLE = st.builds(Handle, WORD, WORD)
 INDEX = st.integers(1, MAX_INDEX)
 EDGE = Edge("a", "b", 0)
 STREAMS = st.tuples(st.builds(Edge, TEXT, TEXT, st.integers(0, 300)), TEXT, WORD, WORD, WORD, st.binary(max_size=40))
@@ -27,16 +29,25 @@ def alike(rid: str = "r", life: int = 1) -> ToldAlike:
     return ToldAlike(EDGE, rid, life, 4608, 256, b"manifest")
 
 
-@given(STREAMS, INDEX, st.builds(Handle, WORD, WORD))
-def test_what_is_told_is_what_was_meant(stream: Any, index: int, handle: Handle) -> None:
+def frame_of(told: ToldAlike, index: int, handle: Handle, ahead: Handle = NOWHERE) -> bytes:
+    return told.head(index, handle) + tail(ahead)
+
+
+@given(STREAMS, INDEX, HANDLE, HANDLE)
+def test_what_is_told_is_what_was_meant(stream: Any, index: int, handle: Handle, ahead: Handle) -> None:
     edge, rid, life, length, data_offset, packed = stream
-    frame = ToldAlike(*stream).frame(index, handle)
+    frame = frame_of(ToldAlike(*stream), index, handle, ahead)
     meant = Descriptor(edge, 0, rid, life, index, 0, 0, handle, length, data_offset, 0, packed, index - 1)
-    assert codec.decode_told(frame) == [meant]
+    assert codec.decode_told(frame) == ([meant], ahead)
     reader = Told()
     # The first is decoded, and the second compared with it.
-    assert [reader.read(frame), reader.read(frame)] == [[meant], [meant]]
+    for _ in range(2):
+        assert reader.read(frame) == [meant]
+        announced = [(index + 1, ahead)] if ahead.generation and index < MAX_INDEX else []
+        assert list(reader.announced.values()) == announced
+        reader.announced.clear()
     assert ToldAlike(*stream).read(frame) == meant
+    assert ToldAlike(*stream).descriptor(index, handle) == meant
 
 
 @given(STREAMS, INDEX, st.integers(1, 8), st.integers(0, MAX_INDEX))
@@ -51,7 +62,7 @@ def test_a_block_s_meta_is_what_was_meant(stream: Any, index: int, readers: int,
 
 def decoded(frame: bytes) -> Any:
     try:
-        return codec.decode_told(frame)
+        return codec.decode_told(frame)[0]
     except ProtocolViolation as error:
         return str(error)
 
@@ -71,7 +82,7 @@ def read(reader: Told, frame: bytes) -> Any:
 def test_a_damaged_frame_is_read_as_it_would_be_without_any_before_it(
     index: int, damage: list[tuple[int, int]], longer: int
 ) -> None:
-    reader, frame = Told(), bytearray(alike().frame(index, Handle(4096, 7)))
+    reader, frame = Told(), bytearray(frame_of(alike(), index, Handle(4096, 7), Handle(64, 9)))
     reader.read(bytes(frame))
     for place, byte in damage:
         frame[place % len(frame)] = byte
@@ -80,7 +91,7 @@ def test_a_damaged_frame_is_read_as_it_would_be_without_any_before_it(
 
 
 def test_no_byte_of_a_frame_is_passed_over() -> None:
-    frame = alike().frame(5, Handle(4096, 7))
+    frame = frame_of(alike(), 5, Handle(4096, 7), Handle(64, 9))
     for place in range(len(frame)):
         for byte in (0, frame[place] ^ 1, 0xCE, 0xFF):
             reader = Told()
@@ -95,8 +106,8 @@ def test_streams_of_one_socket_are_kept_apart() -> None:
     rids = [*(f"r{number}" for number in range(MOST_KNOWN + 20)), "another-length", "a", "of-a-fifth-length"]
     for index in (1, 2, 3):
         for rid in rids:
-            frame = alike(rid, life=len(rid)).frame(index, Handle(64 * index, index))
-            assert reader.read(frame) == codec.decode_told(frame)
+            frame = frame_of(alike(rid, life=len(rid)), index, Handle(64 * index, index))
+            assert reader.read(frame) == decoded(frame)
     assert len(reader._known) <= MOST_KNOWN
 
 
@@ -104,7 +115,7 @@ def test_streams_of_one_socket_are_kept_apart() -> None:
 def test_what_is_packed_is_read_by_who_compares(number: int) -> None:
     """A step, and a chunk of a stream of which some were joined."""
     reader = Told()
-    reader.read(alike().frame(1, Handle(64, 1)))
+    reader.read(frame_of(alike(), 1, Handle(64, 1)))
     one = Descriptor(EDGE, 0, "r", 1, number, 0, 0, Handle(64, 2), 4608, 256, 0, b"manifest", number - 1)
     for told in ([one], [one, one._replace(rid="s", member=1)]):
         assert reader.read(codec.encode_told(told)) == told

@@ -1,0 +1,47 @@
+"""What a writer is about to tell: it names the block of a stream's next chunk beforehand (wire/alike.py), and the
+reader opens that, warm from the last one, before it sleeps. Woken, it compares and has it.
+
+A guess: what comes otherwise is read as ever, and what was opened in vain is dropped, without a trace at the broker.
+"""
+
+from __future__ import annotations
+
+from connector.arena.arena import Arena
+from connector.client.payload import open_ahead
+from connector.client.rid_queue import Arrived
+from connector.core.errors import ConnectorError
+from connector.wire.alike import MOST_KNOWN, TAIL, Told, ToldAlike
+
+
+class Coming:
+    """Of one pair's socket; guarded as that is."""
+
+    __slots__ = ("_opened", "told")
+
+    def __init__(self) -> None:
+        self.told = Told()
+        #: By the frame that would tell it, but what that names ahead.
+        self._opened: dict[bytes, tuple[ToldAlike, int, Arrived]] = {}
+
+    def open(self, arena: Arena, mapped: Arena) -> None:
+        """Open what was announced. `mapped`: where this reader has its views of `arena`."""
+        announced = self.told.announced
+        while announced:
+            alike, (index, handle) = announced.popitem()
+            try:
+                arrived = open_ahead(alike.descriptor(index, handle), arena, mapped)
+            except ConnectorError:
+                # Whoever takes it, if it comes, is told what is wrong with it.
+                continue
+            if len(self._opened) >= MOST_KNOWN:
+                self._opened.clear()
+            self._opened[alike.head(index, handle)] = (alike, index, arrived)
+
+    def take(self, frame: bytes) -> Arrived | None:
+        """The one payload that the frame tells of, if it was opened."""
+        found = self._opened.pop(frame[:-TAIL], None)
+        if found is None:
+            return None
+        alike, index, arrived = found
+        self.told.announce(alike, index, frame)
+        return arrived

@@ -1,0 +1,229 @@
+"""A chunk that its reader opened before it came: a guess, which may be right or wrong, and nobody can tell."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import connector
+from connector import errors
+from connector.client import layouts
+from connector.client.coming import Coming
+from connector.core.names import Edge, Handle
+from connector.core.specs import TensorSpec
+from connector.wire.alike import MOST_KNOWN, ToldAlike, tail
+
+EDGE = Edge("a", "b", 0)
+
+
+class Road:
+    """A stream that is told directly, whose reader waits before each chunk."""
+
+    def __init__(self, host: connector.Node, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        self.writer = connector.connect(stage="a", endpoint=host.endpoint)
+        self.reader = connector.connect(stage="b", endpoint=host.endpoint, **options)
+        self.out, self.into = self.writer.edge("a", "b"), self.reader.edge("a", "b")
+        self.guessed: list[bool] = []
+        take = Coming.take
+
+        def counted(coming: Coming, frame: bytes) -> Any:
+            found = take(coming, frame)
+            self.guessed.append(found is not None)
+            return found
+
+        monkeypatch.setattr(Coming, "take", counted)
+        self.sent = 0
+        self.into.poll()
+
+    def send(self, value: dict[str, torch.Tensor] | None = None, **how: Any) -> connector.Payload:
+        """Put the next chunk while its reader has nothing, and take it."""
+        assert not self.into.wait(0.0)
+        payload = chunk(self.sent) if value is None else value
+        self.guessed.clear()
+        self.out.put("r", payload, last=False)
+        found = self.next(**how)
+        assert found.index == self.sent
+        assert not found.last
+        assert list(found) == list(payload)
+        for key, tensor in payload.items():
+            assert torch.equal(found[key], tensor)
+        self.sent += 1
+        return found
+
+    def next(self, **how: Any) -> connector.Payload:
+        while not (found := self.into.poll(**how)):
+            assert self.into.wait(30.0)
+        if found.failed:
+            raise found.failed["r"]
+        ((payload,),) = found.values()
+        return payload
+
+    def begin(self) -> None:
+        """Until the guesses are right."""
+        for _ in range(200):
+            self.send()
+            if self.guessed == [True]:
+                return
+        raise AssertionError("nothing was opened before it came")
+
+
+def chunk(value: int) -> dict[str, torch.Tensor]:
+    return {"x": torch.arange(value, value + 8), "y": torch.full((1, 4), float(value))}
+
+
+@pytest.fixture(scope="module")
+def told_host() -> Iterator[connector.Node]:
+    with connector.connect(stage="host", embedded=True, pool="8MiB", log_level="error", direct=True) as node:
+        yield node
+
+
+@pytest.fixture(params=[{}, {"readonly": True}], ids=["", "readonly"])
+def road(told_host: connector.Node, monkeypatch: pytest.MonkeyPatch, request: Any) -> Iterator[Road]:
+    made = Road(told_host, monkeypatch, **request.param)
+    with made.writer, made.reader:
+        made.begin()
+        yield made
+    left = told_host.status()
+    assert [left[name] for name in ("payloads", "reserved_bytes", "violations")] == [0, 0, 0]
+
+
+def held(node: connector.Node) -> int:
+    """Payloads that lie in the pool."""
+    node.flush()
+    return int(node.status()["payloads"])
+
+
+def test_right_again_and_again(road: Road) -> None:
+    for _ in range(20):
+        road.send()
+        assert road.guessed == [True]
+
+
+def test_the_block_stays_for_as_long_as_a_view_does(road: Road) -> None:
+    view = road.send()["x"][2:]
+    expected = view.clone()
+    assert road.guessed == [True]
+    for _ in range(20):
+        road.send()
+    assert torch.equal(view, expected)
+    assert held(road.reader) == 1
+    del view
+    assert held(road.reader) == 0
+
+
+def test_copies_pin_nothing(road: Road) -> None:
+    kept = road.send(copy=True)
+    assert road.guessed == [True]
+    assert held(road.reader) == 0
+    assert torch.equal(kept["x"], chunk(road.sent - 1)["x"])
+
+
+def test_another_shape_is_no_surprise(road: Road) -> None:
+    road.send({"x": torch.arange(3)})
+    assert road.guessed == [False]
+    road.begin()
+
+
+def test_a_block_that_was_given_back_meanwhile(road: Road) -> None:
+    with road.writer.session.lock:
+        road.writer.session.give_back(road.writer.session.blocks.take_all())
+    road.send()
+    assert road.guessed == [False]
+    road.begin()
+
+
+def test_none_was_ready(road: Road) -> None:
+    """The chunk came before its reader looked."""
+    road.out.put("r", chunk(road.sent), last=False)
+    road.out.put("r", chunk(road.sent + 1), last=False)
+    values: list[int] = []
+    while len(values) < 2:
+        assert road.into.wait(30.0)
+        values += [int(payload["x"][0]) for payload in road.into.poll()["r"]]
+    assert values == [road.sent, road.sent + 1]
+
+
+def test_an_end_goes_by_the_broker(road: Road) -> None:
+    road.guessed.clear()
+    road.out.put("r", chunk(7), last=True)
+    assert road.next().last
+    assert road.guessed == []
+
+
+def test_an_abort_drops_what_was_opened(road: Road) -> None:
+    assert not road.into.wait(0.0)
+    road.writer.abort("r", "enough")
+    with pytest.raises(errors.RequestAborted):
+        road.next()
+    assert held(road.reader) == 0
+
+
+def test_a_new_use_of_the_rid(road: Road) -> None:
+    assert not road.into.wait(0.0)
+    for node in (road.writer, road.reader):
+        node.finish("r")
+    road.sent = 0
+    road.send()
+    assert road.guessed == []
+    road.begin()
+
+
+def test_a_payload_that_was_opened_and_is_none(road: Road) -> None:
+    """What the ready word says when it comes counts, not what was there when it was opened."""
+    assert not road.into.wait(0.0)
+    road.out.put("r", chunk(road.sent), last=False)
+    arena = road.writer.session.arena
+    assert arena is not None and road.writer.session.sealing is not None
+    offset = road.writer.session.sealing.handle.offset
+    arena.segment.words[offset >> 3] += 1
+    with pytest.raises(errors.Broken, match="another generation"):
+        road.next()
+
+
+def test_closed_nodes_keep_nothing(told_host: connector.Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    road = Road(told_host, monkeypatch)
+    road.begin()
+    assert not road.into.wait(0.0)
+    arena = road.reader.session.arena
+    assert arena is not None
+    mapping = arena.segment.mapping
+    road.reader.close()
+    road.writer.close()
+    gone = weakref.ref(mapping)
+    del arena, mapping, road
+    gc.collect()
+    assert gone() is None
+
+
+def alike(rid: str = "r") -> ToldAlike:
+    packed = layouts.lay((TensorSpec("x", "int64", (8,)),), 0).packed
+    return ToldAlike(EDGE, rid, 1, 4608, 256, packed)
+
+
+@pytest.mark.parametrize("ahead", [Handle(1 << 40, 9), Handle(7, 9), Handle(0, 9)], ids=["far", "odd", "header"])
+def test_a_writer_that_announces_nonsense_is_not_believed(host: connector.Node, ahead: Handle) -> None:
+    arena = host.session.arena
+    assert arena is not None
+    coming, told = Coming(), alike()
+    coming.told.read(told.head(1, Handle(arena.data_begin, 1)) + tail(ahead))
+    assert len(coming.told.announced) == 1
+    coming.open(arena, arena)
+    assert not coming.told.announced
+    assert coming.take(told.head(2, ahead) + tail(Handle(0, 0))) is None
+
+
+def test_what_is_announced_and_never_comes_does_not_pile_up(host: connector.Node) -> None:
+    arena = host.session.arena
+    assert arena is not None
+    coming = Coming()
+    for index in range(1, 3 * MOST_KNOWN):
+        coming.told.read(alike(f"r{index}").head(1, Handle(arena.data_begin, 1)) + tail(Handle(arena.data_begin, 2)))
+        assert len(coming.told.announced) <= MOST_KNOWN
+        if index % 2:
+            coming.open(arena, arena)
+    assert len(coming._opened) <= MOST_KNOWN
