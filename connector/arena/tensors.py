@@ -155,13 +155,15 @@ def _pointer(tensor: torch.Tensor, nbytes: int) -> int:
 
 class Places:
     """Where the tensors of payloads that are alike go in their blocks, and how they are copied there: all at one go.
-    Payloads of less than HELD_BELOW bytes."""
+    `short`: the GIL is held meanwhile."""
 
-    __slots__ = ("_begins", "_specs")
+    __slots__ = ("_begins", "_move", "_specs", "short")
 
     def __init__(self, slots: Sequence[Slot], data_offset: int) -> None:
         self._specs = [(key, _DTYPES[dtype], shape, nbytes) for key, dtype, shape, _, nbytes in slots]
         self._begins = [(data_offset + offset, nbytes) for *_, offset, nbytes in slots]
+        self.short: bool = sum(nbytes for *_, nbytes in slots) < HELD_BELOW
+        self._move = _memmove_held if self.short else ctypes.memmove
 
     def find(self, payload: object) -> list[int] | None:
         """Where its tensors' bytes lie; None if it is not like the others, or they do not lie as they are written."""
@@ -180,7 +182,7 @@ class Places:
     def copy(self, address: int, found: Sequence[int]) -> None:
         """Into the block at this address, from where `find` has found them."""
         for (begin, nbytes), pointer in zip(self._begins, found, strict=True):
-            _memmove_held(address + begin, pointer, nbytes)
+            self._move(address + begin, pointer, nbytes)
 
 
 def _is_bent(tensor: torch.Tensor) -> bool:

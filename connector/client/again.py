@@ -91,9 +91,15 @@ class Again:
         block = at_hand(session, self.edge, self.length)
         return self._made_ready(session, stream.next_index, block) if block is not None else None
 
-    def make_next(self, session: Session, ready: Next) -> None:
-        """Its reader is on its way, and this thread is warm: what it does now it need not do between the next put and
-        its reader. Lock held."""
+    def seal(self, session: Session, stream: OutStream, ready: Next) -> None:
+        """The payload's bytes are there. Lock held; sealing.settle if it does not return."""
+        message, ticket = ready.message, ready.ticket
+        message.seen = session.seen
+        sealing.seal(session, ready.block, message, [ticket], partial(_tell, session, stream, ready))
+        sealing.note(session, message)
+        ticket.stream = stream
+        # Its reader is on its way, and this thread is warm: what it does now it need not do between the next put and
+        # its reader.
         if ready.following is not None and ready.index < MAX_INDEX:
             self.next = self._made_ready(session, ready.index + 1, ready.following)
         if session.blocks.low:
@@ -119,38 +125,43 @@ def note(
         return
     arena, way, stream.again = session.arena, stream.way, None
     # What is told of it is little more than its manifest.
-    short = block[2] < tensors.HELD_BELOW and len(laid.packed) < MOST_MANIFEST
-    if stream.laid is laid and short and way is not None and arena is not None:
+    if stream.laid is laid and len(laid.packed) < MOST_MANIFEST and way is not None and arena is not None:
         stream.again = Again(arena, edge, member, way, begun, laid, block)
     stream.laid = laid
 
 
 def put(session: Session, edge: Edge, rid: str, payload: Mapping[str, torch.Tensor], readers: int) -> Ticket | None:
-    """Seal and tell the stream's next chunk; None, with nothing done, if it is not like the last."""
-    with session.lock:
-        stream = session.outgoing.streams.get((edge, rid))
-        if stream is None or stream.again is None:
-            return None
-        again = stream.again
-        if not again.fits(session, stream, readers):
-            return None
-        found = again.places.find(payload)
-        ready = again.take_next(session, stream) if found is not None else None
-        if ready is None or found is None:
-            return None
-        block, message = ready.block, ready.message
-        sealed = False
-        try:
-            again.places.copy(block.arena.address + block.handle.offset, found)
-            message.seen = session.seen
-            sealing.seal(session, block, message, [ready.ticket], partial(_tell, session, stream, ready))
-            sealing.note(session, message)
-            sealed = True
-        finally:
-            if not sealed:
-                sealing.settle(session, block)
-        ready.ticket.stream = stream
-        again.make_next(session, ready)
+    """Seal and tell the stream's next chunk; None, with nothing put, if it is not like the last."""
+    streams = session.outgoing.streams
+    ready: Next | None = None
+    sealed = False
+    try:
+        with session.lock:
+            stream = streams.get((edge, rid))
+            again = stream.again if stream is not None else None
+            if stream is None or again is None or not again.fits(session, stream, readers):
+                return None
+            found = again.places.find(payload)
+            ready = again.take_next(session, stream) if found is not None else None
+            if ready is None or found is None:
+                return None
+            if again.places.short:
+                again.places.copy(ready.block.arena.address + ready.block.handle.offset, found)
+                again.seal(session, stream, ready)
+                sealed = True
+        if not sealed:
+            again.places.copy(ready.block.arena.address + ready.block.handle.offset, found)
+            with session.lock:
+                # Once more: what was put, or heard, while the copy was made.
+                goes_on = streams.get((edge, rid)) is stream and stream.next_index == ready.index
+                if not (goes_on and again.fits(session, stream, readers)):
+                    return None
+                again.seal(session, stream, ready)
+                sealed = True
+    finally:
+        if ready is not None and not sealed:
+            with session.lock:
+                sealing.settle(session, ready.block)
     session.push_or_wait()
     return ready.ticket
 

@@ -13,6 +13,7 @@ import connector
 from connector import errors
 from connector.arena import blocks, tensors
 from connector.client import again
+from connector.client.outgoing import Ticket
 from connector.client.pairs import Pair
 from connector.client.session import Session
 from connector.core.names import Edge as Name
@@ -221,10 +222,56 @@ def test_what_a_put_that_was_refused_left_is_raised_by_the_next(road: Road) -> N
     road.next()
 
 
-def test_large_chunks_do_not_go_the_short_way(road: Road) -> None:
-    """They are copied without the session's lock."""
-    large = {"x": torch.zeros(1 << 14)}
-    assert road.send(large, large, large) == [False] * 3
+def large(value: int) -> dict[str, torch.Tensor]:
+    return {"x": torch.full((1 << 14,), float(value))}
+
+
+def while_copying(road: Road, act: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> Ticket:
+    """Put a large chunk, and do something while it is copied, the first time: the session's lock is free."""
+    copy = tensors.Places.copy
+
+    def copied(places: tensors.Places, address: int, found: Any) -> None:
+        monkeypatch.setattr(tensors.Places, "copy", copy)
+        act()
+        copy(places, address, found)
+
+    monkeypatch.setattr(tensors.Places, "copy", copied)
+    return road.out.put("r", large(road.sent), last=False)
+
+
+def test_large_chunks_go_it_too(road: Road) -> None:
+    road.begin(large)
+    assert road.send(large(7)) == [True]
+
+
+def test_what_is_put_while_a_large_one_is_copied_comes_before_it(road: Road, monkeypatch: pytest.MonkeyPatch) -> None:
+    road.begin(large)
+    sent = road.sent
+    ticket = while_copying(road, lambda: road.out.put("r", large(sent + 1), last=False), monkeypatch)
+    assert ticket.index == sent + 1
+    came: list[tuple[int, float]] = []
+    while len(came) < 2:
+        assert road.into.wait(30.0)
+        came += [(found.index, found["x"][0].item()) for found in road.into.poll()["r"]]
+    assert came == [(sent, sent + 1), (sent + 1, sent)]
+
+
+def test_a_use_that_ends_while_a_large_one_is_copied_has_not_got_it(
+    road: Road, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    road.begin(large)
+    assert while_copying(road, lambda: road.writer.finish("r"), monkeypatch).index == 0
+    road.reader.finish("r")
+    found = road.next()
+    assert (found.index, found["x"][0].item()) == (0, road.sent)
+
+
+def test_a_node_that_is_closed_while_a_large_one_is_copied_has_not_put_it(
+    road: Road, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    road.begin(large)
+    with pytest.raises(errors.ClientClosed):
+        while_copying(road, road.writer.close, monkeypatch)
 
 
 def test_bytes_come_first_then_the_header_the_ready_word_the_reader_and_the_broker(

@@ -205,10 +205,11 @@ def alike(rid: str = "r") -> ToldAlike:
     return ToldAlike(EDGE, rid, 1, 4608, 256, packed)
 
 
-@pytest.mark.parametrize("ahead", [Handle(1 << 40, 9), Handle(7, 9), Handle(0, 9)], ids=["far", "odd", "header"])
-def test_a_writer_that_announces_nonsense_is_not_believed(host: connector.Node, ahead: Handle) -> None:
+@pytest.mark.parametrize("beyond", [1 << 40, 7, -64], ids=["far", "odd", "header"])
+def test_a_writer_that_announces_nonsense_is_not_believed(host: connector.Node, beyond: int) -> None:
     arena = host.session.arena
     assert arena is not None
+    ahead = Handle(arena.data_begin + beyond, 9)
     coming, told = Coming(), alike()
     coming.told.read(told.head(1, Handle(arena.data_begin, 1)) + tail(ahead))
     assert len(coming.told.announced) == 1
