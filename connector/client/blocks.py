@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from connector.arena.arena import Arena
 from connector.core.names import Handle
 
-#: Most blocks of one class reserved ahead, and how many at first: of classes up to SMALL bytes, and of larger ones.
-MOST_SMALL, MOST_AHEAD = 128, 32
+#: Most blocks of one class reserved ahead, and how many at first; of a small one, up to SMALL bytes, so many or so many
+#: bytes.
+MOST_SMALL, SMALL_BYTES, MOST_AHEAD = 256, 2 << 20, 32
 FIRST_SMALL, FIRST, SMALL = 8, 2, 64 << 10
 #: Most blocks that streams mean to use next.
 MOST_PROMISED = 256
@@ -79,7 +80,9 @@ class BlockCache:
             self.low = len(blocks) + shelf.asked <= shelf.want // 2
             return block
         self.low = True
-        first, most = (FIRST_SMALL, MOST_SMALL) if size <= SMALL else (FIRST, MOST_AHEAD)
+        first, most = FIRST, MOST_AHEAD
+        if size <= SMALL:
+            first, most = FIRST_SMALL, max(min(MOST_SMALL, SMALL_BYTES // size), MOST_AHEAD)
         shelf.want = min(max(2 * shelf.want, first), most)
         return None
 

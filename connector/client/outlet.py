@@ -16,6 +16,7 @@ import zmq
 from connector.client.session import Out, Session
 from connector.wire import codec
 from connector.wire import messages as msg
+from connector.wire.runs import joined
 
 if TYPE_CHECKING:
     from connector.client.lifeline import Lifeline
@@ -101,7 +102,7 @@ class Outlet:
         frames, order = out.frames, out.order
         for part in _parts(messages) if len(messages) > 1 else (messages,):
             order += 1
-            frames += (codec.encode(session.seen, part, order),)
+            frames += (codec.encode(session.seen, joined(part), order),)
         session.out = Out(deque(), frames, order)
 
 

@@ -18,7 +18,7 @@ from connector.core.errors import ConnectorError, ProtocolViolation
 from connector.core.names import Handle
 from connector.wire import hot
 from connector.wire.fields import MAX_WORD, BadField, error_fields
-from connector.wire.messages import BY_CODE, FIRST_BROKER_CODE, MESSAGES, VERSION, Message
+from connector.wire.messages import BY_CODE, FIRST_BROKER_CODE, MESSAGES, VERSION, Message, Seals
 
 #: Largest frame, unless the configuration says otherwise.
 MAX_FRAME = 8 << 20
@@ -59,7 +59,12 @@ def _values(cls: type[Message]) -> Callable[[Message], tuple[Any, ...]]:
     return lambda message: ()
 
 
-_VALUES = {cls: _values(cls) for cls in MESSAGES}
+def _seals(message: Message) -> tuple[Any, ...]:
+    *plain, chunks = _values(Seals)(message)
+    return (*plain, hot.pack_sealings(chunks))
+
+
+_VALUES = {cls: _values(cls) for cls in MESSAGES} | {Seals: _seals}
 #: One packer for all: it calls nothing back, so no other thread comes in between.
 _pack = msgpack.Packer(use_bin_type=True).pack
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from connector.core.directory.events import Hold, Member, Span, Told
+from connector.core.directory.events import Hold, Member, Sealing, Span, Told
 from connector.core.names import MAX_INDEX, MAX_READERS, MAX_REASON_BYTES, MAX_RID_BYTES, MAX_STAGE_BYTES, Edge, Handle
 from connector.wire import fields as f
 from connector.wire import hot
@@ -65,6 +65,27 @@ class Seal(Message):
     data_offset: int
     members: tuple[Member, ...]
     told: tuple[Told, ...] = ()
+
+
+@dataclass(slots=True)
+class Seals(Message):
+    """Seals of single payloads, numbered from `number` on, that differ in rid, index and block (runs.py). `told`: the
+    session that has been told of each."""
+
+    code = 23
+    checks = (
+        f.WORD, f.WORD, hot.edge, f.WORD, f.number(1, MAX_READERS), f.MANIFEST, f.WORD, f.WORD, hot.sealings,
+    )  # fmt: skip
+    number: int
+    seen: int
+    edge: Edge
+    data_offset: int
+    readers: int
+    manifest: bytes
+    nbytes: int
+    told: int
+    #: On the wire as hot.pack_sealings has them.
+    chunks: tuple[Sealing, ...]
 
 
 @dataclass(slots=True)

@@ -6,10 +6,12 @@ other: that one accepts what is rare, and says what is wrong with the rest. The 
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from typing import Any
 
 from connector.core.directory.effects import Descriptor
-from connector.core.directory.events import Hold, Member, Span, Told
+from connector.core.directory.events import Hold, Member, Sealing, Span, Told
 from connector.core.layout import Slot
 from connector.core.names import (
     MAX_DIMS,
@@ -96,6 +98,33 @@ def span(value: Any) -> Span:
             return tuple.__new__(Span, value)
     found: Span = f.SPAN(value)
     return found
+
+
+#: Of one payload: its rid's place, index, and the block's offset and generation.
+SEALING = struct.Struct(">Hiqq")
+
+
+def sealings(value: Any) -> tuple[Sealing, ...]:
+    """[[rid, …], SEALING for each]."""
+    if type(value) is list and len(value) == 2:
+        rids, packed = value
+        if type(rids) is list and type(packed) is bytes and not len(packed) % SEALING.size:
+            names = [f.RID(rid) for rid in rids]
+            found = []
+            for place, index, offset, generation in SEALING.iter_unpack(packed):
+                if place >= len(names) or index < 0 or offset < 0 or generation < 0:
+                    raise f.BadField("a payload's rid, index or block is out of range")
+                handle = tuple.__new__(Handle, (offset, generation))
+                found.append(tuple.__new__(Sealing, (names[place], index, handle)))
+            return tuple(found)
+    raise f.BadField("not rids and payloads")
+
+
+def pack_sealings(chunks: Sequence[Sealing]) -> tuple[tuple[str, ...], bytes]:
+    """What `sealings` reads; of at most 65 536 rids."""
+    places: dict[str, int] = {}
+    packed = [SEALING.pack(places.setdefault(rid, len(places)), index, *block) for rid, index, block in chunks]
+    return tuple(places), b"".join(packed)
 
 
 def told(value: Any) -> Told:

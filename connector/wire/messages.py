@@ -50,6 +50,7 @@ from connector.wire.from_client import Remove as Remove
 from connector.wire.from_client import Reserve as Reserve
 from connector.wire.from_client import Return as Return
 from connector.wire.from_client import Seal as Seal
+from connector.wire.from_client import Seals as Seals
 from connector.wire.from_client import Status as Status
 from connector.wire.from_client import Story as Story
 from connector.wire.from_client import Subscribe as Subscribe

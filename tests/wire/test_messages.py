@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connector.core.directory.effects import Descriptor, Notice, Way
-from connector.core.directory.events import Hold, Member, Span, Told
+from connector.core.directory.events import Hold, Member, Sealing, Span, Told
 from connector.core.errors import BY_CODE as ERRORS
 from connector.core.errors import ConnectorError, PoolFull, ProtocolViolation
 from connector.core.names import MAX_INDEX, MAX_READERS, MAX_RID_BYTES, MAX_STAGE_BYTES, Edge, Handle
 from connector.wire import codec
 from connector.wire import messages as msg
+from connector.wire.hot import SEALING
 
 WORD_MAX = 2**63 - 1
 NOT_INTS = [True, 1.0, "1", b"1", None, [], {}]
@@ -117,6 +118,15 @@ NOTICE = struct(Notice, WORD, RID, text(65_536), WORD, WORD, many(EDGE, 64))
 WAY = struct(Way, EDGE, RID, WORD, WORD, WORD)
 TOLD = struct(Told, PLACE, number(1, 2**24 + 1), WORD)
 BLOCK = struct(lambda handle, length: (handle, length), HANDLE, WORD)
+SEALINGS = Kind(
+    st.lists(st.builds(Sealing, RID.good, INDEX.good, HANDLE.good), max_size=5).map(tuple),
+    [(), (Sealing("x" * MAX_RID_BYTES, MAX_INDEX, Handle(WORD_MAX, WORD_MAX)), Sealing("r", 0, Handle(0, 0)))],
+    [
+        None, {}, 1, "x", [], [[]], [["r"], b"", 0], ["r", b""], [["r"], "x"], [["r"], b"x" * 21],
+        [[1], b""], [[""], b""],
+        *[[["r"], SEALING.pack(*bad)] for bad in ((1, 0, 0, 0), (0, -1, 0, 0), (0, 0, -1, 0), (0, 0, 0, -1))],
+    ],
+)  # fmt: skip
 SESSION_FACTS = st.dictionaries(st.sampled_from(["rid", "key", "size", "age"]), SCALARS, max_size=3)
 ERROR = Kind(
     st.builds(
@@ -131,6 +141,7 @@ FIELDS: dict[type[msg.Message], list[Kind]] = {
     msg.Reserve: [WORD, EDGE, many(WORD, 4096), SECONDS, many(RID, 4096), FLAG],
     msg.Return: [WORD, many(HANDLE, 100_000)],
     msg.Seal: [WORD, WORD, EDGE, HANDLE, WORD, many(MEMBER, 100_000), many(TOLD, 100_000)],
+    msg.Seals: [WORD, WORD, EDGE, WORD, number(1, MAX_READERS), MANIFEST, WORD, WORD, SEALINGS],
     msg.Release: [WORD, many(SPAN, 100_000)],
     msg.Took: [many(SPAN, 100_000)],
     msg.Subscribe: [WORD, EDGE, READER, number(1, MAX_READERS), FLAG, FLAG],
@@ -174,7 +185,8 @@ FIELDS: dict[type[msg.Message], list[Kind]] = {
 CODES = {
     1: "Hello", 2: "Reserve", 3: "Return", 4: "Seal", 5: "Release", 6: "Took", 7: "Subscribe", 8: "Claim", 9: "Await",
     10: "Cancel", 11: "Begin", 12: "Finish", 13: "Abort", 14: "Bye", 15: "Pong", 16: "Status", 17: "ListPage",
-    18: "Inspect", 19: "Remove", 20: "Story", 21: "Enter", 22: "FellBack", 64: "Welcome", 66: "Grant", 67: "Failure",
+    18: "Inspect", 19: "Remove", 20: "Story", 21: "Enter", 22: "FellBack", 23: "Seals",
+    64: "Welcome", 66: "Grant", 67: "Failure",
     68: "Answer",
     69: "Deliver", 70: "Ended", 71: "StreamFailed", 72: "PutFailed", 73: "PutNoted", 74: "Notices", 75: "Drop",
     76: "Recall", 77: "Ping", 78: "Resend", 79: "Stopping", 80: "Rows", 81: "Shown", 82: "Peer", 83: "Direct",

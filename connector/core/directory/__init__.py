@@ -87,8 +87,31 @@ class Directory:
         elif isinstance(event, ev.Stopping):
             self._stop()
         elif event.session in state.sessions or isinstance(event, (ev.Joined, ev.Died)):
-            if self._is_next(event) and self._may(event):
+            if isinstance(event, ev.SealedRun):
+                self._run(event)
+            elif self._is_next(event) and self._may(event):
                 HANDLERS[type(event)](state, event)
+        self._follow()
+        out, state.out = state.out, []
+        return out
+
+    def _run(self, run: ev.SealedRun) -> None:
+        """Each of its Seals as if it had come by itself."""
+        state, session = self.state, self.state.sessions[run.session]
+        if run.number > session.applied + 1:
+            state.emit(AskResend(session.id, session.applied + 1))
+            return
+        state.emit(Acked(session.id))
+        may = self._may(run)
+        for one in sealing.one_by_one(run, session.applied + 1):
+            session.applied = one.number
+            if may:
+                sealing.seal(state, one)
+                self._follow()
+
+    def _follow(self) -> None:
+        """What an event has led to."""
+        state = self.state
         if state.room_changed:
             room.serve(state)
         # An abort is told before what it lets through.
@@ -101,8 +124,6 @@ class Directory:
         if state.closing:
             for number in list(state.closing):
                 sessions.expel_if_done(state, state.sessions[number])
-        out, state.out = state.out, []
-        return out
 
     def next_deadline(self) -> float | None:
         """When a Tick is due next."""

@@ -150,6 +150,30 @@ class Sealed(Event):
     strange: bool = False
 
 
+class Sealing(NamedTuple):
+    """One payload of a run, alone in its block."""
+
+    rid: str
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    handle: Handle
+
+
+@dataclass(slots=True)
+class SealedRun(Event):
+    """So many blocks, each as Sealed: its number is the last one's and one more; one payload, without attempt and
+    flags, which its reader `told` has."""
+
+    number: int
+    seen: int
+    edge: Edge
+    data_offset: int
+    readers: int
+    manifest: bytes
+    nbytes: int
+    told: int
+    chunks: tuple[Sealing, ...]
+
+
 @dataclass(slots=True)
 class Released(Event):
     number: int

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from connector.core.directory import alike, delivery, direct, lives, lots, releasing, unclaimed
 from connector.core.directory.effects import PutFailed, PutNoted
-from connector.core.directory.events import Flags, Member, Sealed
+from connector.core.directory.events import Flags, Member, Sealed, SealedRun, Told
 from connector.core.directory.objects import Block, Chunk, EdgeState, Life, Session, Stream, with_one
 from connector.core.directory.state import State
 from connector.core.directory.transitions import ShareState, next_block
@@ -74,6 +76,16 @@ def seal(state: State, event: Sealed) -> None:
         direct.apply_early(state, block)
     block.outstanding -= 1
     releasing.free_if_done(state, block)
+
+
+def one_by_one(run: SealedRun, first: int) -> Iterator[Sealed]:
+    """The Seals of a run, from the one of number `first` on."""
+    told = (tuple.__new__(Told, (0, 1, run.told)),)
+    who, where = (run.now, run.session), run.data_offset
+    for number, (rid, index, handle) in enumerate(run.chunks, run.number):
+        if number >= first:
+            member = tuple.__new__(Member, (rid, index, 0, 0, run.readers, run.manifest, run.nbytes))
+            yield Sealed(*who, number, run.seen, run.edge, handle, where, (member,), told)
 
 
 def _of_no_use_here(edge: EdgeState, member: Member) -> WriterDied:
