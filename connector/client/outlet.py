@@ -32,6 +32,8 @@ class Outlet:
         self._session = session
         self._wake = wake
         self._sending = threading.Lock()
+        #: Somebody wants sent what is queued.
+        self._wanted = False
         self._lifeline: Lifeline | None = None
         self._dealer: zmq.Socket[bytes] | None = None
         #: The lifeline was full for the frame that is next. Not while one is being sent: there is room then, and who
@@ -52,11 +54,14 @@ class Outlet:
     def push(self, own: bool = False) -> None:
         """Send what is queued, as far as there is room. `own`: this is the link's thread, which has ZeroMQ's socket."""
         session = self._session
-        while session.out.waiting or session.out.frames or session.holds.has_words():
+        self._wanted = True
+        while self._wanted and (session.out.waiting or session.out.frames or session.holds.has_words()):
             if not self._sending.acquire(blocking=False):
                 # Who has it looks again when he has given it back.
                 return
             try:
+                # What is queued from now on, and nobody wants sent, waits for company.
+                self._wanted = False
                 if not self._send(own):
                     return
             finally:

@@ -31,7 +31,7 @@ class Welcome(Message):
 @dataclass(slots=True)
 class Grant(Message):
     code = 66
-    checks = (f.WORD, f.many(f.BLOCK, 4096))
+    checks = (f.WORD, f.many(hot.block, 4096))
     request: int
     blocks: tuple[tuple[Handle, int], ...]
 

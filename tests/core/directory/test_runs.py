@@ -149,6 +149,7 @@ def test_of_a_run_that_is_known_in_part_the_rest_counts(make_rig: Any) -> None:
     town.rig.handle(run(told))
     assert town.rig.state.sessions[town.writer].applied == told[-1].number
     assert town.rig.state.shelf.payloads == 2 * len(RIDS)
+    assert not town.rig.heard(town.writer, ef.PutFailed)
 
 
 def test_a_run_behind_a_gap_is_asked_for_again(make_rig: Any) -> None:
