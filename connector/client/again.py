@@ -100,8 +100,9 @@ class Again:
         ticket.stream = stream
         # Its reader is on its way, and this thread is warm: what it does now it need not do between the next put and
         # its reader.
-        if ready.following is not None and ready.index < MAX_INDEX:
-            self.next = self._made_ready(session, ready.index + 1, ready.following)
+        following = ready.following
+        if following is not None and ready.index < MAX_INDEX and session.blocks.is_promised(following):
+            self.next = self._made_ready(session, ready.index + 1, following)
         if session.blocks.low:
             ask_ahead(session, self.edge, self.length)
 

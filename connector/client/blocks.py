@@ -99,6 +99,10 @@ class BlockCache:
         self._promised[block.handle] = (block, 0.0)
         return block
 
+    def is_promised(self, block: ReservedBlock) -> bool:
+        """It was not given back, nor taken by another."""
+        return block.handle in self._promised
+
     def redeem(self, block: ReservedBlock) -> bool:
         """Whether it is the caller's now."""
         promised = self._promised.pop(block.handle, None)

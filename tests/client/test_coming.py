@@ -12,6 +12,7 @@ import torch
 
 import connector
 from connector import errors
+from connector.arena import blocks
 from connector.client import layouts
 from connector.client.coming import Coming
 from connector.core.names import Edge, Handle
@@ -134,6 +135,36 @@ def test_a_block_that_was_given_back_meanwhile(road: Road) -> None:
         road.writer.session.give_back(road.writer.session.blocks.take_all())
     road.send()
     assert road.guessed == [False]
+    road.begin()
+
+
+def test_a_block_that_was_given_back_is_not_written(road: Road, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its header is another's by now: neither of the next chunk's, nor of the one behind it."""
+    written: list[Handle] = []
+    write = blocks.write_header
+
+    def noted(arena: Any, offset: int, generation: int, *more: Any) -> None:
+        written.append(Handle(offset, generation))
+        write(arena, offset, generation, *more)
+
+    session = road.writer.session
+    stream = session.outgoing.streams[(EDGE, "r")]
+    assert stream.again is not None and stream.again.next is not None
+    following = stream.again.next.following
+    assert following is not None
+    monkeypatch.setattr(blocks, "write_header", noted)
+    with session.lock:
+        del session.blocks._promised[following.handle]
+        session.give_back([following])
+    road.send()
+    assert road.guessed == [True]
+    assert following.handle not in written
+    with session.lock:
+        back = session.blocks.take_all()
+        session.give_back(back)
+    written.clear()
+    road.send()
+    assert not {block.handle for block in back} & set(written)
     road.begin()
 
 
