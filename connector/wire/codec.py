@@ -16,9 +16,9 @@ import msgpack
 from connector.core.directory.effects import Descriptor
 from connector.core.errors import ConnectorError, ProtocolViolation
 from connector.core.names import Handle
-from connector.wire import hot
+from connector.wire import columns, hot
 from connector.wire.fields import MAX_WORD, BadField, error_fields
-from connector.wire.messages import BY_CODE, FIRST_BROKER_CODE, MESSAGES, VERSION, Message, Seals
+from connector.wire.messages import BY_CODE, FIRST_BROKER_CODE, MESSAGES, VERSION, Deliver, Message, Seal, Seals
 
 #: Largest frame, unless the configuration says otherwise.
 MAX_FRAME = 8 << 20
@@ -64,7 +64,16 @@ def _seals(message: Message) -> tuple[Any, ...]:
     return (*plain, hot.pack_sealings(chunks))
 
 
-_VALUES = {cls: _values(cls) for cls in MESSAGES} | {Seals: _seals}
+def _seal(message: Message) -> tuple[Any, ...]:
+    *plain, members, told = _values(Seal)(message)
+    return (*plain, columns.pack_members(members), told)
+
+
+def _deliver(message: Message) -> tuple[Any, ...]:
+    return (columns.pack_descriptors(*_values(Deliver)(message)),)
+
+
+_VALUES = {cls: _values(cls) for cls in MESSAGES} | {Seal: _seal, Seals: _seals, Deliver: _deliver}
 #: One packer for all: it calls nothing back, so no other thread comes in between.
 _pack = msgpack.Packer(use_bin_type=True).pack
 
@@ -76,9 +85,9 @@ def _default(value: Any) -> Any:
 
 
 def encode_told(descriptors: Sequence[Descriptor], ahead: Handle = NOWHERE) -> bytes:
-    """What a writer tells a reader directly: `[version, [descriptor, …], ahead]`. `ahead`: the block that the stream's
-    next chunk will probably be in."""
-    packed: bytes = _pack((VERSION, descriptors, ahead))
+    """What a writer tells a reader directly: `[version, descriptors, ahead]` (columns.py). `ahead`: the block that the
+    stream's next chunk will probably be in."""
+    packed: bytes = _pack((VERSION, columns.pack_descriptors(descriptors), ahead))
     return packed
 
 
@@ -88,7 +97,7 @@ def decode_told(frame: bytes) -> tuple[list[Descriptor], Handle]:
     if type(value) is not list or len(value) != 3 or value[0] != VERSION or type(value[1]) is not list:
         raise ProtocolViolation("what was told is no list of payloads", size=len(frame))
     try:
-        return [hot.descriptor(item) for item in value[1]], hot.handle(value[2])
+        return list(columns.descriptors(value[1])), hot.handle(value[2])
     except (BadField, UnicodeEncodeError) as error:
         raise ProtocolViolation(f"a field of what was told is wrong: {error}", size=len(frame)) from None
 

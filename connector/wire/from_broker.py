@@ -9,8 +9,8 @@ from connector.core.directory.effects import Descriptor, Notice, Way
 from connector.core.directory.events import Hold
 from connector.core.errors import ConnectorError
 from connector.core.names import MAX_READERS, Edge, Handle
+from connector.wire import columns, hot
 from connector.wire import fields as f
-from connector.wire import hot
 from connector.wire.message import MANY, Message
 
 
@@ -57,7 +57,7 @@ class Answer(Message):
 @dataclass(slots=True)
 class Deliver(Message):
     code = 69
-    checks = (f.many(hot.descriptor, MANY),)
+    checks = (columns.descriptors,)
     descriptors: tuple[Descriptor, ...]
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from connector.core.directory.events import Hold, Member, Sealing, Span, Told
 from connector.core.names import MAX_INDEX, MAX_READERS, MAX_REASON_BYTES, MAX_RID_BYTES, MAX_STAGE_BYTES, Edge, Handle
+from connector.wire import columns, hot
 from connector.wire import fields as f
-from connector.wire import hot
 from connector.wire.message import MANY, TOKEN_BYTES, Message
 
 
@@ -57,7 +57,7 @@ class Return(Message):
 @dataclass(slots=True)
 class Seal(Message):
     code = 4
-    checks = (f.WORD, f.WORD, hot.edge, hot.handle, f.WORD, f.many(hot.member, MANY), f.many(hot.told, MANY))
+    checks = (f.WORD, f.WORD, hot.edge, hot.handle, f.WORD, columns.members, f.many(hot.told, MANY))
     number: int
     seen: int
     edge: Edge

@@ -1,0 +1,127 @@
+"""A step's payloads as columns: what they share is said once, and what differs is checked a column at a time.
+
+Rows (hot.py) and columns mean the same, and either is taken; a step of many is written as columns if its payloads share
+what a row repeats. A column's check is a few calls for all of it; one that is not plain is read row by row, which says
+what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import Any
+
+from connector.core.directory.effects import Descriptor
+from connector.core.directory.events import Member
+from connector.core.names import MAX_INDEX, MAX_RID_BYTES
+from connector.wire import fields as f
+from connector.wire import hot
+from connector.wire.fields import MAX_WORD
+from connector.wire.message import MANY
+
+#: Below, columns are not worth it.
+FEWEST = 4
+
+
+def pack_members(members: Sequence[Member]) -> Any:
+    """Members as they travel: `[attempt, flags, readers, nbytes, [rid, …], [index, …], [manifest, …]]`, or as rows."""
+    if len(members) < FEWEST:
+        return members
+    rids, indexes, attempts, flags, readers, manifests, nbytes = zip(*members, strict=True)
+    shared = (attempts, flags, readers, nbytes)
+    if not _all_alike(shared):
+        return members
+    return [*[column[0] for column in shared], rids, indexes, manifests]
+
+
+def members(value: Any) -> tuple[Member, ...]:
+    """What pack_members gives, checked."""
+    if type(value) is not list or len(value) != 7 or type(value[0]) is not int:
+        return _member_rows(value)
+    attempt, flags, readers, nbytes, rids, indexes, manifests = value
+    count = _length(rids, indexes, manifests)
+    shared = (attempt, flags, readers), nbytes
+    if not count or not (_are_rids(rids) and _are_ints(indexes, 0, MAX_INDEX) and _are_manifests(manifests)):
+        rows = zip(rids, indexes, manifests, strict=True)
+        return _member_rows([[rid, index, *shared[0], manifest, nbytes] for rid, index, manifest in rows])
+    hot.member([rids[0], indexes[0], *shared[0], manifests[0], nbytes])
+    fields = zip(rids, indexes, repeat(attempt), repeat(flags), repeat(readers), manifests, repeat(nbytes))
+    return tuple(map(tuple.__new__, repeat(Member), fields))
+
+
+def pack_descriptors(descriptors: Sequence[Descriptor]) -> Any:
+    """Descriptors as they travel: `[0, edge, reader, attempt, flags, handle, length, data_offset, [rid, …], [life, …],
+    [index, …], [member, …], [manifest, …], [behind, …]]`, or as rows."""
+    if len(descriptors) < FEWEST:
+        return descriptors
+    edges, readers, rids, lives, indexes, attempts, flags, handles, lengths, offsets, *rest = zip(
+        *descriptors, strict=True
+    )
+    shared = (edges, readers, attempts, flags, handles, lengths, offsets)
+    if not _all_alike(shared):
+        return descriptors
+    return [0, *[column[0] for column in shared], rids, lives, indexes, *rest]
+
+
+def descriptors(value: Any) -> tuple[Descriptor, ...]:
+    """What pack_descriptors gives, checked."""
+    if type(value) is not list or len(value) != 14 or type(value[0]) is not int:
+        return _descriptor_rows(value)
+    _, edge, reader, attempt, flags, handle, length, offset, *columns = value
+    rids, lives, indexes, places, manifests, behinds = columns
+    count = _length(*columns)
+    plain = (
+        count
+        and _are_rids(rids)
+        and _are_ints(lives, 0, MAX_WORD)
+        and _are_ints(indexes, 0, MAX_INDEX)
+        and _are_ints(places, 0, f.MAX_MEMBER)
+        and _are_manifests(manifests)
+        and _are_ints(behinds, -1, MAX_INDEX)
+    )
+    rows = zip(
+        repeat(edge), repeat(reader), rids, lives, indexes, repeat(attempt), repeat(flags), repeat(handle),
+        repeat(length), repeat(offset), places, manifests, behinds,
+    )  # fmt: skip
+    if not plain:
+        return _descriptor_rows([list(row) for row in rows])
+    first = hot.descriptor([*next(rows)])
+    where, block = first.edge, first.handle
+    fields = zip(
+        repeat(where), repeat(reader), rids, lives, indexes, repeat(attempt), repeat(flags), repeat(block),
+        repeat(length), repeat(offset), places, manifests, behinds,
+    )  # fmt: skip
+    return tuple(map(tuple.__new__, repeat(Descriptor), fields))
+
+
+_member_rows: Callable[[Any], tuple[Member, ...]] = f.many(hot.member, MANY)
+_descriptor_rows: Callable[[Any], tuple[Descriptor, ...]] = f.many(hot.descriptor, MANY)
+
+
+def _all_alike(columns: Sequence[Sequence[Any]]) -> bool:
+    return all(column.count(column[0]) == len(column) for column in columns)
+
+
+def _length(*columns: Any) -> int:
+    """How many rows there are. BadField: they are no lists, of one length, of at most MANY."""
+    if any(type(column) is not list for column in columns):
+        raise f.BadField("a column is no list")
+    count = len(columns[0])
+    if count > MANY or any(len(column) != count for column in columns):
+        raise f.BadField(f"columns are not of one length, of at most {MANY}")
+    return count
+
+
+def _are_ints(column: list[Any], least: int, most: int) -> bool:
+    return set(map(type, column)) == {int} and least <= min(column) and max(column) <= most
+
+
+def _are_rids(column: list[Any]) -> bool:
+    if set(map(type, column)) != {str} or not "".join(column).isascii():
+        return False
+    lengths = list(map(len, column))
+    return min(lengths) > 0 and max(lengths) <= MAX_RID_BYTES
+
+
+def _are_manifests(column: list[Any]) -> bool:
+    return set(map(type, column)) == {bytes} and max(map(len, column)) <= f.MAX_MANIFEST
