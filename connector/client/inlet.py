@@ -14,10 +14,10 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from threading import get_ident
 
-from connector.client.lifeline import Lifeline, Packet, passed
+from connector.client.lifeline import ONE_FRAME, Lifeline, Packet, passed
 from connector.client.pairs import Pair
 from connector.client.session import Session
 from connector.core.errors import ProtocolViolation
@@ -28,8 +28,10 @@ from connector.wire.order import InOrder
 
 log = logging.getLogger("connector.client")
 
-#: Frames read at one go.
+#: Looks at the sockets at one go, and frames of one socket when there was one before: to find that there are no more
+#: costs as much as a frame.
 TURN = 64
+MANY_FRAMES = ONE_FRAME * 16
 MOST_FRAME = 64 << 20
 
 
@@ -139,7 +141,7 @@ class Inlet:
                 for fd, _ in ready:
                     if fd == self._nudge:
                         os.eventfd_read(fd)
-                    elif not self._receive(fd):
+                    elif not self._receive(fd, MANY_FRAMES):
                         return
                 self._apply_all()
         finally:
@@ -241,6 +243,7 @@ class Inlet:
         """Wait, and apply what comes; False if the leader must stop."""
         poll = self._poller.poll
         ready = (self._spun(min(self._spin, seconds)) if self._spin and seconds else None) or poll(seconds)
+        sizes: Sequence[int] = ONE_FRAME
         for _ in range(TURN):
             if not ready:
                 self.dry = True
@@ -251,9 +254,9 @@ class Inlet:
                 if fd == self._nudge:
                     os.eventfd_read(fd)
                     return False
-                if not self._receive(fd) or not self._apply_deliveries(fd):
+                if not self._receive(fd, sizes) or not self._apply_deliveries(fd):
                     return False
-            ready = poll(0)
+            ready, sizes = poll(0), MANY_FRAMES
         return True
 
     def _spun(self, seconds: float) -> list[tuple[int, int]]:
@@ -269,11 +272,11 @@ class Inlet:
 
     # -- whoever reads ----------------------------------------------------------------------------
 
-    def _receive(self, fd: int) -> bool:
-        """One frame of this descriptor into its deque, in one call; False at the lifeline's end."""
+    def _receive(self, fd: int, sizes: Sequence[int]) -> bool:
+        """Frames of this descriptor into its deque, in one call; of the lifeline one. False at the lifeline's end."""
         pair = self._pairs.get(fd)
         if pair is not None:
-            pair.receive()
+            pair.receive(sizes)
             return True
         lifeline = self._lifeline
         if lifeline is None or self.ended:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import errno
 import socket
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from connector.client.coming import Coming
-from connector.client.lifeline import ONE_FRAME
 from connector.wire.order import most_bytes
 
 
@@ -40,17 +40,18 @@ class Pair:
             return False
         return True
 
-    def receive(self) -> None:
-        """The next packet into `came`, if there is one; see Lifeline.receive_into."""
+    def receive(self, sizes: Sequence[int]) -> None:
+        """So many packets into `came`, or those that are there; see Lifeline.receive_into."""
+        came = self.came
         try:
-            self.came.extend(map(self._receive, ONE_FRAME))
+            came.extend(map(self._receive, sizes))
         except BlockingIOError:
             return
         except OSError:
             self.ended = True
-            return
-        if self.came and not self.came[-1]:
-            self.came.pop()
+        # At its end there is nothing, again and again.
+        while came and not came[-1]:
+            came.pop()
             self.ended = True
 
     def close(self) -> None:

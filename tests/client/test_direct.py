@@ -17,6 +17,8 @@ import torch
 import connector
 from connector.client import inbox, receive, telling
 from connector.client.inbox import Channel
+from connector.client.inlet import MANY_FRAMES
+from connector.client.lifeline import ONE_FRAME
 from connector.client.pairs import Pair
 from connector.client.rid_queue import Arrived
 from connector.client.session import Session
@@ -355,10 +357,28 @@ def test_what_a_writer_told_before_it_went_is_read_although_nothing_more_goes_to
         theirs.send(b"told")
         theirs.close()
         assert not pair.send(b"heard by nobody") and pair.deaf and not pair.ended
-        pair.receive()
+        pair.receive(ONE_FRAME)
         assert list(pair.came) == [b"told"] and not pair.ended
-        pair.receive()
+        pair.receive(ONE_FRAME)
         assert pair.ended
+
+
+def test_many_packets_are_read_at_one_go_and_the_end_behind_them() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        pair = Pair(7, ours)
+        told = [b"%d" % place for place in range(2 * len(MANY_FRAMES) + 3)]
+        for packet in told:
+            theirs.send(packet)
+        for count in (1, 1 + len(MANY_FRAMES)):
+            pair.receive(ONE_FRAME if count == 1 else MANY_FRAMES)
+            assert list(pair.came) == told[:count] and not pair.ended
+        pair.receive(MANY_FRAMES)
+        pair.receive(MANY_FRAMES)
+        assert list(pair.came) == told and not pair.ended
+        theirs.close()
+        pair.receive(MANY_FRAMES)
+        assert list(pair.came) == told and pair.ended
 
 
 def test_what_the_broker_voided_before_it_came_is_a_hole() -> None:
