@@ -6,11 +6,16 @@ A guess: what comes otherwise is read as ever, and what was opened in vain is dr
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from connector.arena.arena import Arena
-from connector.client.payload import open_ahead
 from connector.client.rid_queue import Arrived
+from connector.core.directory.effects import Descriptor
 from connector.core.errors import ConnectorError
 from connector.wire.alike import MOST_KNOWN, TAIL, Told, ToldAlike
+
+#: payload.open_ahead, which a client that only asks the broker does without, as without torch.
+Opener = Callable[[Descriptor, Arena, Arena], Arrived]
 
 
 class Coming:
@@ -23,13 +28,13 @@ class Coming:
         #: By the frame that would tell it, but what that names ahead.
         self._opened: dict[bytes, tuple[ToldAlike, int, Arrived]] = {}
 
-    def open(self, arena: Arena, mapped: Arena) -> None:
+    def open(self, open_one: Opener, arena: Arena, mapped: Arena) -> None:
         """Open what was announced. `mapped`: where this reader has its views of `arena`."""
         announced = self.told.announced
         while announced:
             alike, (index, handle) = announced.popitem()
             try:
-                arrived = open_ahead(alike.descriptor(index, handle), arena, mapped)
+                arrived = open_one(alike.descriptor(index, handle), arena, mapped)
             except ConnectorError:
                 # Whoever takes it, if it comes, is told what is wrong with it.
                 continue

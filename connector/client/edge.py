@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from connector.client import again, reading, writing
 from connector.client.inbox import Taken
 from connector.client.outgoing import Ticket
-from connector.client.payload import Payload
+from connector.client.payload import Payload, open_ahead
 from connector.client.reading import Polled
 from connector.client.requests import GRACE, Request
 from connector.client.session import Session
@@ -36,6 +36,7 @@ class EdgeVerbs:
     def __init__(self, node: NodeBase, name: EdgeName, reader: int, readers: int, resume: bool) -> None:
         self._node = node
         self._session: Session = node.session
+        self._session.opener = open_ahead
         self.name = name
         self.readers = readers
         self.channel = node.channel(name, reader, readers, resume)

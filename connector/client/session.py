@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, get_args
 from connector.arena.arena import Arena
 from connector.client import receive
 from connector.client.blocks import BlockCache, ReservedBlock
+from connector.client.coming import Opener
 from connector.client.copying import Copying
 from connector.client.holds import Holds
 from connector.client.inbox import Channel
@@ -90,6 +91,8 @@ class Session:
         self.pairs: dict[int, Pair] = {}
         self.introduced: deque[Pair] = deque()
         self.passed: deque[socket.socket] = deque()
+        #: What opens payloads before they come; from the first edge on.
+        self.opener: Opener | None = None
         self.seen = 0
         self.number = 0
         self.arena: Arena | None = None
@@ -223,8 +226,8 @@ class Session:
     def open_ahead(self, pair: Pair) -> None:
         """Open what the pair's writer is about to tell."""
         arena = self.arena
-        if arena is not None:
-            pair.coming.open(arena, self.mapped(arena))
+        if arena is not None and self.opener is not None:
+            pair.coming.open(self.opener, arena, self.mapped(arena))
 
     def mapped(self, arena: Arena) -> Arena:
         """Where takes have their views of an arena's pages."""

@@ -15,6 +15,7 @@ from connector import errors
 from connector.arena import blocks
 from connector.client import layouts
 from connector.client.coming import Coming
+from connector.client.payload import open_ahead
 from connector.core.names import Edge, Handle
 from connector.core.specs import TensorSpec
 from connector.wire.alike import MOST_KNOWN, ToldAlike, tail
@@ -244,7 +245,7 @@ def test_a_writer_that_announces_nonsense_is_not_believed(host: connector.Node, 
     coming, told = Coming(), alike()
     coming.told.read(told.head(1, Handle(arena.data_begin, 1)) + tail(ahead))
     assert len(coming.told.announced) == 1
-    coming.open(arena, arena)
+    coming.open(open_ahead, arena, arena)
     assert not coming.told.announced
     assert coming.take(told.head(2, ahead) + tail(Handle(0, 0))) is None
 
@@ -257,5 +258,5 @@ def test_what_is_announced_and_never_comes_does_not_pile_up(host: connector.Node
         coming.told.read(alike(f"r{index}").head(1, Handle(arena.data_begin, 1)) + tail(Handle(arena.data_begin, 2)))
         assert len(coming.told.announced) <= MOST_KNOWN
         if index % 2:
-            coming.open(arena, arena)
+            coming.open(open_ahead, arena, arena)
     assert len(coming._opened) <= MOST_KNOWN
