@@ -17,9 +17,9 @@ RULES = (
     Rule("cpu_us_per_chunk_vs_vllm_omni", "cpu_us", "connector", "sustained16", "cpu_us", "vllm_omni", "sustained16"),
 )
 
-#: µs of the limits on the machines that the project's figures are of; docs/performance.md describes the last. They are
-#: of one kind, and yet what wakes from idle takes three times as long on one as on another (the ring 35 to 180 µs): what
-#: stands here lies in between.
+#: µs of the limits on the machines that the project's figures are of; docs/performance.md describes the last.
+#: They are of one kind, and yet what wakes from idle takes three times as long on one as on another (the ring
+#: 35 to 180 µs): what stands here lies in between.
 STORED = {
     "memcpy_large_us": 26_000.0,
     "memcpy_prefill_us": 1000.0,
