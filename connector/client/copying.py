@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +34,8 @@ class Copying:
     """The session's lock guards it."""
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        #: It has this; with a reference back, descriptors would wait for the collector.
+        self._session = weakref.ref(session)
         #: In the order of their puts, in which they are sealed.
         self.under_way: deque[UnderWay] = deque()
         #: For the thread; None ends it.
@@ -59,7 +61,7 @@ class Copying:
         seconds; ClientClosed."""
         if not self.under_way:
             return
-        session = self._session
+        session = self._known()
         with session.lock:
             last = next((put for put in reversed(self.under_way) if rids is None or put.rids & set(rids)), None)
             if last is None:
@@ -82,7 +84,7 @@ class Copying:
     def _run(self) -> None:
         while (put := self._launched.get()) is not None:
             error = _over(put.begun)
-            session = self._session
+            session = self._known()
             with session.lock:
                 put.settle(error)
                 self.under_way.popleft()
@@ -92,11 +94,17 @@ class Copying:
                         session.requests.answer(wait[1], True)
                     else:
                         self._waits.append(wait)
-            # Nothing of it stays for as long as the thread sleeps.
-            del put
             session.push_or_wait()
             if session.closed:
                 session.wake()
+            # Nothing of it stays for as long as the thread sleeps.
+            del put, session
+
+    def _known(self) -> Session:
+        """Who asks, and a put that is not settled yet, keep it."""
+        session = self._session()
+        assert session is not None
+        return session
 
 
 def _over(begun: Sequence[Any]) -> ConnectorError | None:

@@ -366,6 +366,9 @@ class Session:
         with self.lock:
             self.blocks.take_all()
             self.arena = self.read_arena = None
+        # They refer to this, and would keep it, and its descriptors, until the collector runs.
+        self.push = self.nudge = self.drain = _nothing
+        self.lead = _nobody
 
     def fail_everything(self, error: ConnectorError) -> None:
         """The node is closed: nobody waits on."""
@@ -373,3 +376,11 @@ class Session:
             for request in self.requests:
                 self.requests.fail(request.number, error.anew())
             self.outgoing.give_up(error)
+
+
+def _nothing() -> None:
+    """There is no link any more."""
+
+
+def _nobody(answered: Callable[[], object], seconds: float) -> bool:
+    return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -91,3 +92,23 @@ def test_looking_at_what_is_not_there(host: connector.Node, there: None) -> None
         return weakref.ref(payload)
 
     assert caller()() is None
+
+
+def test_a_closed_node_goes_with_its_last_reference(host: connector.Node) -> None:
+    """Its wakers, and whatever else it has open, do not wait for the collector."""
+    node = connector.connect(stage="b", endpoint=host.endpoint)
+    edge = node.edge("a", "b")
+    edge.put("r", {})
+    edge.poll()
+    node.abort("r")
+    session = weakref.ref(node.session)
+    (thread,) = (one for one in threading.enumerate() if one.name == "connector-b")
+    gc.collect()
+    gc.disable()
+    try:
+        node.close()
+        thread.join()
+        del node, edge, thread
+        assert session() is None
+    finally:
+        gc.enable()
