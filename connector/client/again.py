@@ -146,12 +146,13 @@ def put(session: Session, edge: Edge, rid: str, payload: Mapping[str, torch.Tens
             ready = again.take_next(session, stream) if found is not None else None
             if ready is None or found is None:
                 return None
+            address = ready.block.arena.address + ready.block.handle.offset
             if again.places.short:
-                again.places.copy(ready.block.arena.address + ready.block.handle.offset, found)
+                again.places.copy(address, found)
                 again.seal(session, stream, ready)
                 sealed = True
         if not sealed:
-            again.places.copy(ready.block.arena.address + ready.block.handle.offset, found)
+            again.places.copy(address, found)
             with session.lock:
                 # Once more: what was put, or heard, while the copy was made.
                 goes_on = streams.get((edge, rid)) is stream and stream.next_index == ready.index

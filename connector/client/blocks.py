@@ -72,12 +72,9 @@ class BlockCache:
         if shelf is None:
             shelf = self._shelves[size] = _Shelf()
         shelf.fresh = True
-        blocks = shelf.blocks
-        if blocks:
-            # The last that came: its memory is the warmest.
-            block = blocks.pop()
+        if shelf.blocks:
+            block = self._taken(shelf)
             self.bytes -= block.length
-            self.low = len(blocks) + shelf.asked <= shelf.want // 2
             return block
         self.low = True
         first, most = FIRST, MOST_AHEAD
@@ -94,9 +91,14 @@ class BlockCache:
         shelf = self._shelves.get(size)
         if shelf is None or not shelf.blocks:
             return None
+        block = self._taken(shelf)
+        self._promised[block.handle] = (block, 0.0)
+        return block
+
+    def _taken(self, shelf: _Shelf) -> ReservedBlock:
+        # The last that came: its memory is the warmest.
         block = shelf.blocks.pop()
         self.low = len(shelf.blocks) + shelf.asked <= shelf.want // 2
-        self._promised[block.handle] = (block, 0.0)
         return block
 
     def is_promised(self, block: ReservedBlock) -> bool:

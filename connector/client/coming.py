@@ -48,5 +48,5 @@ class Coming:
         if found is None:
             return None
         alike, index, arrived = found
-        self.told.announce(alike, index, frame)
-        return arrived
+        # One that ends wrongly is refused as any other.
+        return arrived if self.told.announce(alike, index, frame) else None

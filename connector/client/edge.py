@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from connector.client import again, reading, writing
+from connector.client import reading, writing
 from connector.client.inbox import Taken
 from connector.client.outgoing import Ticket
 from connector.client.payload import Payload, open_ahead
@@ -248,18 +248,7 @@ class Edge(EdgeVerbs):
         error of an earlier refused put on this stream; PoolFull or PoolDeadlock after waiting for room. What
         the broker refuses later is in the ticket, and raised by the next put on the stream, or by flush.
         """
-        if last is False and index is None and timeout is None and readers is None and type(rid) is str:
-            # The common case, before any other is looked for.
-            ticket = self._like_last(rid, payload, attempt)
-            if ticket is not None:
-                return ticket
         return self._put(self._one(rid, payload, index, last, attempt, readers), timeout)[0]
-
-    def _like_last(self, rid: str, payload: Mapping[str, torch.Tensor], attempt: int) -> Ticket | None:
-        if type(attempt) is not int or attempt:
-            return None
-        self._node.check_usable()
-        return again.put(self._session, self.name, rid, payload, self.readers)
 
     def _put(self, items: list[Item], timeout: float | None) -> list[Ticket]:
         tickets = self._put_now(items, timeout)

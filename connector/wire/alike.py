@@ -69,7 +69,7 @@ class ToldAlike:
         return tuple.__new__(Descriptor, (*self._first, index, 0, 0, handle, *self._last, index - 1))
 
     def read(self, frame: bytes) -> Descriptor | None:
-        """What is told in a frame that begins as these do; None if it is not like them."""
+        """What is told in a frame that begins as these do; None if it is not like them. Its end is not looked at."""
         at = len(self.begin)
         middle, end = at + 5, at + 23 + len(self._middle)
         rest = len(frame) - TAIL
@@ -79,7 +79,7 @@ class ToldAlike:
         second, offset, third, generation = _HANDLE.unpack_from(frame, end - 18)
         if first != _U32 or second != _U64 or third != _U64 or index <= 0 or offset < 0 or generation < 0:
             return None
-        if frame[rest - 5 : rest] != _INDEX.pack(_U32, index - 1) or ahead(frame) is None:
+        if frame[rest - 5 : rest] != _INDEX.pack(_U32, index - 1):
             return None
         return self.descriptor(index, tuple.__new__(Handle, (offset, generation)))
 
@@ -113,19 +113,22 @@ class Told:
         """As codec.decode_told."""
         for width in self._widths:
             known = self._known.get(frame[:width])
-            if known is not None and (descriptor := known.read(frame)) is not None:
-                self.announce(known, descriptor.index, frame)
+            descriptor = known.read(frame) if known is not None else None
+            if known is not None and descriptor is not None and self.announce(known, descriptor.index, frame):
                 return [descriptor]
         found, _ = decode_told(frame)
         if len(found) == 1 and len(frame) > TAIL:
             self._keep(found[0], frame)
         return found
 
-    def announce(self, alike: ToldAlike, index: int, frame: bytes) -> None:
-        """The chunk of this index was told in a frame like that one."""
+    def announce(self, alike: ToldAlike, index: int, frame: bytes) -> bool:
+        """The chunk of this index was told in a frame like these; False if that does not end as they do."""
         block = ahead(frame)
-        if block is not None and block.generation and index < MAX_INDEX:
+        if block is None:
+            return False
+        if block.generation and index < MAX_INDEX:
             self.announced[alike] = (index + 1, block)
+        return True
 
     def _keep(self, told: Descriptor, frame: bytes) -> None:
         alike = ToldAlike(told.edge, told.rid, told.life, told.length, told.data_offset, told.manifest)

@@ -59,21 +59,22 @@ def _values(cls: type[Message]) -> Callable[[Message], tuple[Any, ...]]:
     return lambda message: ()
 
 
-def _seals(message: Message) -> tuple[Any, ...]:
-    *plain, chunks = _values(Seals)(message)
-    return (*plain, hot.pack_sealings(chunks))
+def _packed(cls: type[Message], name: str, pack: Callable[[Any], Any]) -> Callable[[Message], tuple[Any, ...]]:
+    """The same, with one field as it travels."""
+    values, place = _values(cls), cls.__slots__.index(name)
+
+    def read(message: Message) -> tuple[Any, ...]:
+        found = values(message)
+        return (*found[:place], pack(found[place]), *found[place + 1 :])
+
+    return read
 
 
-def _seal(message: Message) -> tuple[Any, ...]:
-    *plain, members, told = _values(Seal)(message)
-    return (*plain, columns.pack_members(members), told)
-
-
-def _deliver(message: Message) -> tuple[Any, ...]:
-    return (columns.pack_descriptors(*_values(Deliver)(message)),)
-
-
-_VALUES = {cls: _values(cls) for cls in MESSAGES} | {Seal: _seal, Seals: _seals, Deliver: _deliver}
+_VALUES = {cls: _values(cls) for cls in MESSAGES} | {
+    Seal: _packed(Seal, "members", columns.pack_members),
+    Seals: _packed(Seals, "chunks", hot.pack_sealings),
+    Deliver: _packed(Deliver, "descriptors", columns.pack_descriptors),
+}
 #: One packer for all: it calls nothing back, so no other thread comes in between.
 _pack = msgpack.Packer(use_bin_type=True).pack
 
@@ -84,10 +85,10 @@ def _default(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} does not travel")
 
 
-def encode_told(descriptors: Sequence[Descriptor], ahead: Handle = NOWHERE) -> bytes:
-    """What a writer tells a reader directly: `[version, descriptors, ahead]` (columns.py). `ahead`: the block that the
-    stream's next chunk will probably be in."""
-    packed: bytes = _pack((VERSION, columns.pack_descriptors(descriptors), ahead))
+def encode_told(descriptors: Sequence[Descriptor]) -> bytes:
+    """What a writer tells a reader directly: `[version, descriptors, ahead]` (columns.py). `ahead` is the block that a
+    stream's next chunk will probably be in; here none is named (alike.py does)."""
+    packed: bytes = _pack((VERSION, columns.pack_descriptors(descriptors), NOWHERE))
     return packed
 
 

@@ -7,7 +7,7 @@ what is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -40,13 +40,16 @@ def members(value: Any) -> tuple[Member, ...]:
         return _member_rows(value)
     attempt, flags, readers, nbytes, rids, indexes, manifests = value
     count = _length(rids, indexes, manifests)
-    shared = (attempt, flags, readers), nbytes
+
+    def rows() -> Iterator[tuple[Any, ...]]:
+        shared = (repeat(attempt), repeat(flags), repeat(readers))
+        return zip(rids, indexes, *shared, manifests, repeat(nbytes))
+
     if not count or not (_are_rids(rids) and _are_ints(indexes, 0, MAX_INDEX) and _are_manifests(manifests)):
-        rows = zip(rids, indexes, manifests, strict=True)
-        return _member_rows([[rid, index, *shared[0], manifest, nbytes] for rid, index, manifest in rows])
-    hot.member([rids[0], indexes[0], *shared[0], manifests[0], nbytes])
-    fields = zip(rids, indexes, repeat(attempt), repeat(flags), repeat(readers), manifests, repeat(nbytes))
-    return tuple(map(tuple.__new__, repeat(Member), fields))
+        return _member_rows(list(map(list, rows())))
+    # What is shared is checked with the first.
+    hot.member(list(next(rows())))
+    return tuple(map(tuple.__new__, repeat(Member), rows()))
 
 
 def pack_descriptors(descriptors: Sequence[Descriptor]) -> Any:
@@ -79,19 +82,15 @@ def descriptors(value: Any) -> tuple[Descriptor, ...]:
         and _are_manifests(manifests)
         and _are_ints(behinds, -1, MAX_INDEX)
     )
-    rows = zip(
-        repeat(edge), repeat(reader), rids, lives, indexes, repeat(attempt), repeat(flags), repeat(handle),
-        repeat(length), repeat(offset), places, manifests, behinds,
-    )  # fmt: skip
+
+    def rows(where: Any, block: Any) -> Iterator[tuple[Any, ...]]:
+        begin = (repeat(where), repeat(reader), rids, lives, indexes, repeat(attempt), repeat(flags))
+        return zip(*begin, repeat(block), repeat(length), repeat(offset), places, manifests, behinds)
+
     if not plain:
-        return _descriptor_rows([list(row) for row in rows])
-    first = hot.descriptor([*next(rows)])
-    where, block = first.edge, first.handle
-    fields = zip(
-        repeat(where), repeat(reader), rids, lives, indexes, repeat(attempt), repeat(flags), repeat(block),
-        repeat(length), repeat(offset), places, manifests, behinds,
-    )  # fmt: skip
-    return tuple(map(tuple.__new__, repeat(Descriptor), fields))
+        return _descriptor_rows(list(map(list, rows(edge, handle))))
+    first = hot.descriptor(list(next(rows(edge, handle))))
+    return tuple(map(tuple.__new__, repeat(Descriptor), rows(first.edge, first.handle)))
 
 
 _member_rows: Callable[[Any], tuple[Member, ...]] = f.many(hot.member, MANY)

@@ -65,15 +65,8 @@ def block(value: Any) -> tuple[Handle, int]:
     """[handle, length]."""
     if type(value) is list and len(value) == 2:
         where, length = value
-        if type(where) is list and len(where) == 2 and type(length) is int and 0 <= length <= MAX_WORD:
-            offset, generation = where
-            if (
-                type(offset) is int
-                and type(generation) is int
-                and 0 <= offset <= MAX_WORD
-                and 0 <= generation <= MAX_WORD
-            ):
-                return tuple.__new__(Handle, where), length
+        if type(length) is int and 0 <= length <= MAX_WORD:
+            return handle(where), length
     found: tuple[Handle, int] = f.BLOCK(value)
     return found
 

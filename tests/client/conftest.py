@@ -22,6 +22,13 @@ def host() -> Iterator[connector.Node]:
 
 
 @pytest.fixture(scope="module")
+def told_host() -> Iterator[connector.Node]:
+    """Its broker lets writers tell, whatever the environment says."""
+    with connector.connect(stage="host", embedded=True, pool="8MiB", log_level="error", direct=True) as node:
+        yield node
+
+
+@pytest.fixture(scope="module")
 def loop() -> Iterator[LoopThread]:
     thread = LoopThread()
     yield thread

@@ -18,15 +18,14 @@ from connector.client.pairs import Pair
 from connector.client.session import Session
 from connector.core.names import Edge as Name
 from connector.wire import messages as msg
+from tests.client.told import Stream, both_ends, chunk
 
 
-class Road:
-    """A writer and a reader with a stream that has begun, and which of the writer's puts went the short way."""
+class Road(Stream):
+    """And which of the writer's puts went the short way."""
 
     def __init__(self, host: connector.Node, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.writer = connector.connect(stage="a", endpoint=host.endpoint)
-        self.reader = connector.connect(stage="b", endpoint=host.endpoint)
-        self.out, self.into = self.writer.edge("a", "b"), self.reader.edge("a", "b")
+        super().__init__(host)
         self.short: list[bool] = []
         put = again.put
 
@@ -36,7 +35,6 @@ class Road:
             return ticket
 
         monkeypatch.setattr(again, "put", counted)
-        self.sent = 0
 
     def send(self, *payloads: dict[str, torch.Tensor]) -> list[bool]:
         """Put them and read them; whether each went the short way."""
@@ -45,24 +43,9 @@ class Road:
             self.short.clear()
             ticket = self.out.put("r", payload, last=False)
             assert ticket.index == self.sent
-            found = self.next()
-            assert list(found) == list(payload)
-            for key, tensor in payload.items():
-                assert found[key].dtype == tensor.dtype
-                assert torch.equal(found[key], tensor.detach())
-            self.sent += 1
+            self.is_next(self.next(), payload)
             short.append(any(self.short))
         return short
-
-    def next(self) -> connector.Payload:
-        while True:
-            found = self.into.poll()
-            if found.failed:
-                raise found.failed["r"]
-            if found:
-                ((payload,),) = found.values()
-                return payload
-            assert self.into.wait(30.0)
 
     def begin(self, make: Callable[[int], dict[str, torch.Tensor]] = lambda at: chunk(at)) -> None:
         """Until chunks go the short way: the stream is told directly, and a block lies ready."""
@@ -73,25 +56,12 @@ class Road:
         raise AssertionError("no chunk went the short way")
 
 
-def chunk(value: int) -> dict[str, torch.Tensor]:
-    return {"x": torch.arange(value, value + 8), "y": torch.full((1, 4), float(value))}
-
-
-@pytest.fixture(scope="module")
-def told_host() -> Iterator[connector.Node]:
-    """Its broker lets writers tell, whatever the environment says."""
-    with connector.connect(stage="host", embedded=True, pool="8MiB", log_level="error", direct=True) as node:
-        yield node
-
-
 @pytest.fixture
 def road(told_host: connector.Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Road]:
     made = Road(told_host, monkeypatch)
-    with made.writer, made.reader:
+    with both_ends(made, told_host):
         made.begin()
         yield made
-    left = told_host.status()
-    assert [left[name] for name in ("payloads", "reserved_bytes", "violations")] == [0, 0, 0]
 
 
 def test_chunks_that_are_alike_go_the_short_way(road: Road) -> None:

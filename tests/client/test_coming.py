@@ -18,18 +18,17 @@ from connector.client.coming import Coming
 from connector.client.payload import open_ahead
 from connector.core.names import Edge, Handle
 from connector.core.specs import TensorSpec
-from connector.wire.alike import MOST_KNOWN, ToldAlike, tail
+from connector.wire.alike import MOST_KNOWN, TAIL, ToldAlike, tail
+from tests.client.told import Stream, both_ends, chunk
 
 EDGE = Edge("a", "b", 0)
 
 
-class Road:
-    """A stream that is told directly, whose reader waits before each chunk."""
+class Road(Stream):
+    """Its reader waits before each chunk; and which frames told of what had been opened."""
 
     def __init__(self, host: connector.Node, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
-        self.writer = connector.connect(stage="a", endpoint=host.endpoint)
-        self.reader = connector.connect(stage="b", endpoint=host.endpoint, **options)
-        self.out, self.into = self.writer.edge("a", "b"), self.reader.edge("a", "b")
+        super().__init__(host, **options)
         self.guessed: list[bool] = []
         take = Coming.take
 
@@ -39,7 +38,6 @@ class Road:
             return found
 
         monkeypatch.setattr(Coming, "take", counted)
-        self.sent = 0
         self.into.poll()
 
     def send(self, value: dict[str, torch.Tensor] | None = None, **how: Any) -> connector.Payload:
@@ -49,21 +47,8 @@ class Road:
         self.guessed.clear()
         self.out.put("r", payload, last=False)
         found = self.next(**how)
-        assert found.index == self.sent
-        assert not found.last
-        assert list(found) == list(payload)
-        for key, tensor in payload.items():
-            assert torch.equal(found[key], tensor)
-        self.sent += 1
+        self.is_next(found, payload)
         return found
-
-    def next(self, **how: Any) -> connector.Payload:
-        while not (found := self.into.poll(**how)):
-            assert self.into.wait(30.0)
-        if found.failed:
-            raise found.failed["r"]
-        ((payload,),) = found.values()
-        return payload
 
     def begin(self) -> None:
         """Until the guesses are right."""
@@ -74,24 +59,12 @@ class Road:
         raise AssertionError("nothing was opened before it came")
 
 
-def chunk(value: int) -> dict[str, torch.Tensor]:
-    return {"x": torch.arange(value, value + 8), "y": torch.full((1, 4), float(value))}
-
-
-@pytest.fixture(scope="module")
-def told_host() -> Iterator[connector.Node]:
-    with connector.connect(stage="host", embedded=True, pool="8MiB", log_level="error", direct=True) as node:
-        yield node
-
-
 @pytest.fixture(params=[{}, {"readonly": True}], ids=["", "readonly"])
 def road(told_host: connector.Node, monkeypatch: pytest.MonkeyPatch, request: Any) -> Iterator[Road]:
     made = Road(told_host, monkeypatch, **request.param)
-    with made.writer, made.reader:
+    with both_ends(made, told_host):
         made.begin()
         yield made
-    left = told_host.status()
-    assert [left[name] for name in ("payloads", "reserved_bytes", "violations")] == [0, 0, 0]
 
 
 def held(node: connector.Node) -> int:
@@ -260,3 +233,15 @@ def test_what_is_announced_and_never_comes_does_not_pile_up(host: connector.Node
         if index % 2:
             coming.open(open_ahead, arena, arena)
     assert len(coming._opened) <= MOST_KNOWN
+
+
+def test_a_frame_that_ends_wrongly_is_none_that_was_opened(host: connector.Node) -> None:
+    arena = host.session.arena
+    assert arena is not None
+    coming, told = Coming(), alike()
+    block = Handle(arena.data_begin, 2)
+    coming.told.read(told.head(1, Handle(arena.data_begin, 1)) + tail(block))
+    coming.open(open_ahead, arena, arena)
+    assert coming.take(told.head(2, block) + b"\xc1" * TAIL) is None
+    with pytest.raises(errors.ProtocolViolation):
+        coming.told.read(told.head(2, block) + b"\xc1" * TAIL)

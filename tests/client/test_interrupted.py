@@ -2,57 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
 import pytest
 
 import connector
 from connector.client import wakers
+from tests.client.interrupting import interrupted
 
 #: Where a thread waits, and may be at any opcode of it when the signal comes; Thread.join takes care of that itself.
 WAITING = {wakers.__file__, threading.__file__}
 CAREFUL = {threading.Thread.join.__code__, threading.Thread._wait_for_tstate_lock.__code__}  # type: ignore[attr-defined]
 
 
-class Signal(BaseException):
-    pass
-
-
-def interrupted(act: Callable[[], object], at: int) -> bool:
-    """Whether `act` was still on its way at opcode `at` of its waits, where Signal is raised."""
-    left = at
-
-    def step(frame: FrameType, event: str, arg: Any) -> Any:
-        nonlocal left
-        if frame.f_code.co_filename not in WAITING or frame.f_code in CAREFUL:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            left -= 1
-            if left < 0:
-                sys.settrace(None)
-                raise Signal
-        return step
-
-    sys.settrace(step)
-    try:
-        act()
-    except Signal:
-        return True
-    finally:
-        sys.settrace(None)
-    return False
-
-
 def test_in_the_middle_of_closing(host: connector.Node) -> None:
     at, came = 0, True
     while came:
         node = connector.connect(stage="talker", endpoint=host.endpoint)
-        came = interrupted(node.close, at)
+        came = interrupted(node.close, at, WAITING, CAREFUL)
         node.close(timeout=0.0)
         assert [row["stage"] for row in host.status("sessions")["sessions"]] == ["host"]
         at += 1
@@ -64,7 +31,7 @@ def test_in_the_middle_of_waiting_for_another_thread_to_open() -> None:
     at, came = 0, True
     while came:
         gate = wakers.Gate()
-        came = interrupted(lambda gate=gate: gate.wait(0.0), at)  # type: ignore[misc]
+        came = interrupted(lambda gate=gate: gate.wait(0.0), at, WAITING, CAREFUL)  # type: ignore[misc]
         gate.open()
         gate.open()
         assert gate.wait(0.0)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dis
-import sys
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -15,44 +12,9 @@ import connector
 from connector.arena import blocks as arena_blocks
 from connector.client import again, blocks, outgoing, sealing, telling, writing
 from connector.wire import alike
+from tests.client.interrupting import LOOKS, interrupted
 
 PUTTING = {module.__file__ for module in (again, alike, arena_blocks, blocks, outgoing, sealing, telling, writing)}
-#: Behind these the interpreter looks whether there was a signal.
-LOOKS = {"CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "RESUME"}
-
-
-class Signal(BaseException):
-    pass
-
-
-def interrupted(act: Callable[[], object], at: int) -> bool:
-    """Whether `act` was still on its way at the so many'th place where a handler may run; it raises there."""
-    left = at
-    before: dict[FrameType, int] = {}
-
-    def step(frame: FrameType, event: str, arg: Any) -> Any:
-        nonlocal left
-        if frame.f_code.co_filename not in PUTTING:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            last, before[frame] = before.get(frame), frame.f_code.co_code[frame.f_lasti]
-            if last is not None and dis.opname[last] in LOOKS:
-                left -= 1
-                if left < 0:
-                    sys.settrace(None)
-                    raise Signal
-        return step
-
-    sys.settrace(step)
-    try:
-        act()
-    except Signal:
-        return True
-    finally:
-        sys.settrace(None)
-        before.clear()
-    return False
 
 
 def chunk(value: int, length: int = 8) -> dict[str, torch.Tensor]:
@@ -102,7 +64,7 @@ def test_a_put_that_is_interrupted_anywhere(putting_host: connector.Node, length
             value += 1
         at, on_its_way = 0, True
         while on_its_way:
-            on_its_way = interrupted(put, at)
+            on_its_way = interrupted(put, at, PUTTING, behind=LOOKS)
             whole = [value]
             if on_its_way:
                 value += 1
