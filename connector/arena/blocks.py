@@ -2,7 +2,7 @@
 
      +0   ready word  u64   0 while reserved; the block's generation once sealed (stored last)
      +8   magic       u32   "TCB1"
-     +12  flags       u32
+     +12  flags       u32   GROWS
      +16  generation  u64
      +24  session     u64
      +32  meta_bytes  u32   length of the meta that follows the header
@@ -14,8 +14,13 @@
      +64  meta
      ...  data              the tensors, each aligned to 64
 
+A block whose flags say GROWS gets its payloads one by one, each with `data_bytes` of data behind the last one's. Its
+meta are records, one a payload: its length (u32), its crc32 (u32), the payload's meta. The crc at +56 leaves out
+`meta_bytes` and `members`, which are stored together, in one store, behind each payload's data and record: that store,
+for the first payload the ready word, makes the payload exist. What was counted is never written again.
+
 Offsets count from the segment's start, in bytes. The broker clears the ready word when it
-reserves; the writer writes data, header and meta, then seals, and never writes there again.
+reserves; the writer writes data, header and meta, then seals, and never writes there again, but for what grows.
 Order between processes: the stores are in this order on x86-64; elsewhere a reader hears of
 the block through a socket, which orders them, and a recovering broker checks the checksum.
 """
@@ -36,10 +41,16 @@ MAGIC = int.from_bytes(b"TCB1", "little")
 _FIELDS = struct.Struct("<IIQQIIQQ")
 #: crc32, reserved.
 _SUM = struct.Struct("<II")
+#: A flag: payloads are added after the first was sealed. And what stands before each one's meta: length, crc32.
+GROWS = 1
+_RECORD = struct.Struct("<II")
+#: The word of meta_bytes and members, from a block's start.
+_COUNTS = 32
 
 
 class BlockHeader(NamedTuple):
-    """A checked header: data stands at block + data_offset, data_bytes long; meta is a private copy."""
+    """A checked header: data stands at block + data_offset, data_bytes long, or for each payload if it GROWS; metas are
+    private copies, of all payloads together or of one each."""
 
     generation: int
     flags: int
@@ -47,7 +58,12 @@ class BlockHeader(NamedTuple):
     members: int
     data_offset: int
     data_bytes: int
-    meta: bytes
+    metas: tuple[bytes, ...]
+
+    @property
+    def stride(self) -> int:
+        """From one payload's data to the next's; 0: all manifests count from data_offset."""
+        return self.data_bytes if self.flags & GROWS else 0
 
 
 def header_bytes(meta_len: int) -> int:
@@ -75,6 +91,32 @@ def write_header(
     fields = _FIELDS.pack(MAGIC, flags, generation, session, len(meta), members, data_offset, data_bytes)
     crc = _SUM.pack(zlib.crc32(fields + meta), 0)
     arena.segment.buf[offset + 8 : offset + behind] = fields + crc + meta
+
+
+def begin_growing(arena: Arena, offset: int, generation: int, session: int, data_offset: int, data_bytes: int) -> None:
+    """The header of a block that has no payload yet. `data_bytes`: of each. InvariantBroken: it does not fit."""
+    write_header(arena, offset, generation, session, GROWS, b"", 0, data_offset, data_bytes)
+
+
+def grow(arena: Arena, offset: int, meta_bytes: int, members: int, meta: bytes) -> int:
+    """Count one payload more, whose data is there, behind so many with so many bytes of records; bytes of them now. The
+    caller has seen that `record_bytes` more fit."""
+    begin = offset + HEADER + meta_bytes
+    record = _RECORD.pack(len(meta), zlib.crc32(meta)) + meta
+    arena.segment.buf[begin : begin + len(record)] = record
+    meta_bytes += len(record)
+    arena.segment.words[(offset + _COUNTS) >> 3] = meta_bytes | (members + 1) << 32
+    return meta_bytes
+
+
+def record_bytes(meta: bytes) -> int:
+    """What one payload more takes of the room for meta."""
+    return _RECORD.size + len(meta)
+
+
+def grown(arena: Arena, offset: int) -> int:
+    """Payloads that are counted in a block of this process's own that grows."""
+    return arena.segment.words[(offset + _COUNTS) >> 3] >> 32
 
 
 def seal(arena: Arena, offset: int, generation: int) -> None:
@@ -115,12 +157,35 @@ def read_header(arena: Arena, offset: int, length: int, generation: int) -> Bloc
     if named != generation:
         raise _broken("generation", offset, generation, found=named)
     # Bounds before the meta is read: a damaged length must not reach outside of the block.
-    if data_offset % ALIGN or HEADER + meta_len > data_offset or data_offset + data_bytes > length:
+    grows = bool(flags & GROWS)
+    all_bytes = data_bytes * members if grows else data_bytes
+    fits = HEADER + meta_len <= data_offset and data_offset + all_bytes <= length
+    if not fits or data_offset % ALIGN or (grows and not members):
         raise _broken("fields", offset, generation, length=length, data_offset=data_offset, data_bytes=data_bytes)
     meta = bytes(arena.segment.buf[offset + HEADER : offset + HEADER + meta_len])
-    if zlib.crc32(fields + meta) != crc:
+    if grows:
+        fixed = _FIELDS.pack(magic, flags, named, session, 0, 0, data_offset, data_bytes)
+        metas, good = _records(meta), zlib.crc32(fixed) == crc
+    else:
+        metas, good = (meta,), zlib.crc32(fields + meta) == crc
+    if not good or len(metas) != (members if grows else 1):
         raise _broken("checksum", offset, generation, found=crc)
-    return BlockHeader(generation, flags, session, members, data_offset, data_bytes, meta)
+    return BlockHeader(generation, flags, session, members, data_offset, data_bytes, metas)
+
+
+def _records(meta: bytes) -> tuple[bytes, ...]:
+    """Each payload's meta, up to one that is damaged."""
+    found: list[bytes] = []
+    at = 0
+    while at + _RECORD.size <= len(meta):
+        size, crc = _RECORD.unpack_from(meta, at)
+        at += _RECORD.size
+        one = meta[at : at + size]
+        if len(one) != size or zlib.crc32(one) != crc:
+            break
+        found.append(one)
+        at += size
+    return tuple(found)
 
 
 def _check_block(arena: Arena, offset: int, length: int) -> None:

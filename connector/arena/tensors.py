@@ -159,9 +159,9 @@ class Places:
 
     __slots__ = ("_begins", "_move", "_specs", "short")
 
-    def __init__(self, slots: Sequence[Slot], data_offset: int) -> None:
+    def __init__(self, slots: Sequence[Slot]) -> None:
         self._specs = [(key, _DTYPES[dtype], shape, nbytes) for key, dtype, shape, _, nbytes in slots]
-        self._begins = [(data_offset + offset, nbytes) for *_, offset, nbytes in slots]
+        self._begins = [(offset, nbytes) for *_, offset, nbytes in slots]
         self.short: bool = sum(nbytes for *_, nbytes in slots) < HELD_BELOW
         self._move = _memmove_held if self.short else ctypes.memmove
 
@@ -180,7 +180,7 @@ class Places:
         return found
 
     def copy(self, address: int, found: Sequence[int]) -> None:
-        """Into the block at this address, from where `find` has found them."""
+        """To the payload's data at this address, from where `find` has found them."""
         for (begin, nbytes), pointer in zip(self._begins, found, strict=True):
             self._move(address + begin, pointer, nbytes)
 

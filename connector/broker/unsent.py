@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from itertools import chain
 
 from connector.arena import blocks
 from connector.arena.arena import Arena
-from connector.core.directory.events import Sealed
+from connector.arena.blocks import BlockHeader
+from connector.core.directory.events import Member, Sealed
 from connector.core.directory.objects import Session
 from connector.core.errors import ConnectorError
+from connector.core.names import Edge
 from connector.wire.manifest import unpack_meta
 
 log = logging.getLogger("connector.broker")
@@ -27,7 +30,7 @@ def seals(arena: Arena, session: Session, now: float) -> list[Sealed]:
             continue
         try:
             header = blocks.read_header(arena, offset, block.length, generation)
-            edge, members, begun = unpack_meta(header.meta)
+            edge, members, begun = _read(header)
         except ConnectorError as error:
             log.error(
                 "a dead writer's sealed block fails its check and is dropped",
@@ -40,6 +43,12 @@ def seals(arena: Arena, session: Session, now: float) -> list[Sealed]:
             facts = {"session": session.id, "stage": session.stage, "rids": [member.rid for member in members[:8]]}
             log.warning("a dead writer's payloads are of a use that it had not said, and go", extra={"facts": facts})
         number = session.applied + len(found) + 1
-        where = (edge, block.handle, header.data_offset, members)
+        where = (edge, block.handle, header.data_offset, members, (), header.stride)
         found.append(Sealed(now, session.id, number, session.seen, *where, unsaid=True, strange=strange))
     return found
+
+
+def _read(header: BlockHeader) -> tuple[Edge, tuple[Member, ...], int]:
+    """Edge and members, and the last number at which their writer began a use of one of them."""
+    edges, members, begun = zip(*map(unpack_meta, header.metas), strict=True)
+    return edges[0], tuple(chain.from_iterable(members)), max(begun)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from connector.arena import tensors
 from connector.arena.arena import Arena
-from connector.client import sealing, telling
+from connector.client import growing, sealing, telling
 from connector.client.blocks import ReservedBlock
 from connector.client.layouts import Laid
 from connector.client.outgoing import OutStream, Ticket
@@ -22,7 +22,7 @@ from connector.client.session import Session
 from connector.core.directory.events import Member, Told
 from connector.core.names import MAX_INDEX, Edge
 from connector.wire import messages as msg
-from connector.wire.alike import MetaAlike, ToldAlike, tail
+from connector.wire.alike import MetaAlike, ToldAlike, Where, tail
 from connector.wire.codec import NOWHERE
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ class Again:
         self.length, *data = block
         self.data = (data[0], data[1])
         self.readers = member.readers
-        self.places = tensors.Places(laid.manifest.slots, block[1])
+        self.places = tensors.Places(laid.manifest.slots)
         self.meta = MetaAlike(edge, member.rid, member.readers, laid.packed, laid.nbytes, begun)
-        self.told = ToldAlike(edge, member.rid, way.life, self.length, block[1], laid.packed)
+        self.told = ToldAlike(edge, member.rid, way.life, laid.packed)
         self.next: Next | None = None
 
     def fits(self, session: Session, stream: OutStream, readers: int) -> bool:
@@ -111,7 +111,8 @@ class Again:
         member = tuple.__new__(Member, (self.rid, index, 0, 0, self.readers, self.laid.packed, self.laid.nbytes))
         message = msg.Seal(0, 0, self.edge, block.handle, self.data[0], (member,), ())
         following = session.blocks.promise(self.length)
-        frame = self.told.head(index, block.handle) + tail(following.handle if following is not None else NOWHERE)
+        where = tuple.__new__(Where, (block.handle, self.length, self.data[0], 0))
+        frame = self.told.head(index, where) + tail(following.handle if following is not None else NOWHERE)
         return Next(block, message, frame, following, Ticket(self.edge, self.rid, index))
 
 
@@ -143,15 +144,20 @@ def put(session: Session, edge: Edge, rid: str, payload: Mapping[str, torch.Tens
             if stream is None or again is None or not again.fits(session, stream, readers):
                 return None
             found = again.places.find(payload)
-            ready = again.take_next(session, stream) if found is not None else None
-            if ready is None or found is None:
+            if found is None:
                 return None
-            address = ready.block.arena.address + ready.block.handle.offset
-            if again.places.short:
-                again.places.copy(address, found)
-                again.seal(session, stream, ready)
-                sealed = True
-        if not sealed:
+            ticket = growing.put(session, stream, again, found) if again.places.short else None
+            if ticket is None:
+                ready = again.take_next(session, stream)
+                if ready is None:
+                    return None
+                ticket = ready.ticket
+                address = ready.block.arena.address + ready.block.handle.offset + again.data[0]
+                if again.places.short:
+                    again.places.copy(address, found)
+                    again.seal(session, stream, ready)
+                    sealed = True
+        if ready is not None and not sealed:
             again.places.copy(address, found)
             with session.lock:
                 # Once more: what was put, or heard, while the copy was made.
@@ -161,11 +167,13 @@ def put(session: Session, edge: Edge, rid: str, payload: Mapping[str, torch.Tens
                 again.seal(session, stream, ready)
                 sealed = True
     finally:
-        if ready is not None and not sealed:
+        if (ready is not None and not sealed) or session.growing.unsettled:
             with session.lock:
-                sealing.settle(session, ready.block)
+                growing.settle(session)
+                if ready is not None and not sealed:
+                    sealing.settle(session, ready.block)
     session.push_or_wait()
-    return ready.ticket
+    return ticket
 
 
 def _tell(session: Session, stream: OutStream, ready: Next) -> tuple[Told, ...]:

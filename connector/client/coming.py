@@ -26,27 +26,27 @@ class Coming:
     def __init__(self) -> None:
         self.told = Told()
         #: By the frame that would tell it, but what that names ahead.
-        self._opened: dict[bytes, tuple[ToldAlike, int, Arrived]] = {}
+        self._opened: dict[bytes, tuple[ToldAlike, Arrived]] = {}
 
     def open(self, open_one: Opener, arena: Arena, mapped: Arena) -> None:
         """Open what was announced. `mapped`: where this reader has its views of `arena`."""
         announced = self.told.announced
         while announced:
-            alike, (index, handle) = announced.popitem()
+            alike, (index, where) = announced.popitem()
             try:
-                arrived = open_one(alike.descriptor(index, handle), arena, mapped)
+                arrived = open_one(alike.descriptor(index, where), arena, mapped)
             except ConnectorError:
                 # Whoever takes it, if it comes, is told what is wrong with it.
                 continue
             if len(self._opened) >= MOST_KNOWN:
                 self._opened.clear()
-            self._opened[alike.head(index, handle)] = (alike, index, arrived)
+            self._opened[alike.head(index, where)] = (alike, arrived)
 
     def take(self, frame: bytes) -> Arrived | None:
         """The one payload that the frame tells of, if it was opened."""
         found = self._opened.pop(frame[:-TAIL], None)
         if found is None:
             return None
-        alike, index, arrived = found
+        alike, arrived = found
         # One that ends wrongly is refused as any other.
-        return arrived if self.told.announce(alike, index, frame) else None
+        return arrived if self.told.announce(alike, arrived.descriptor, frame) else None

@@ -52,6 +52,8 @@ class Inlet:
         self._thread = -1
         #: The last look at the sockets found nothing more.
         self.dry = False
+        #: Something came since a caller has last drained.
+        self._heard = False
         self._nudge = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller = select.epoll()
         self._poller.register(self._nudge, select.EPOLLIN)
@@ -197,10 +199,16 @@ class Inlet:
             for _ in range(TURN):
                 if self._came or not self._hear(0) or self.dry:
                     break
+            if self._heard:
+                # It comes while this thread is at work, and will be read by it: the link's would only be in its way.
+                self._heard = False
+                self._rest()
+                self._led = True
         finally:
             self._reader, self.dry = 0, False
             self._reading.release()
-            self._pass_on()
+            if not self._pass_on() and self._led:
+                self._later()
 
     def _after(self) -> None:
         """Nobody leads any more: the link's thread goes on with what is left, and listens, if not soon somebody else
@@ -274,6 +282,7 @@ class Inlet:
 
     def _receive(self, fd: int, sizes: Sequence[int]) -> bool:
         """Frames of this descriptor into its deque, in one call; of the lifeline one. False at the lifeline's end."""
+        self._heard = True
         pair = self._pairs.get(fd)
         if pair is not None:
             pair.receive(sizes)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from connector.client.blocks import ReservedBlock
 from connector.client.requests import Request
-from connector.client.session import Session
 from connector.core.names import Edge
 from connector.wire import messages as msg
+
+if TYPE_CHECKING:
+    from connector.client.session import Session
 
 
 def at_hand(session: Session, edge: Edge, length: int) -> ReservedBlock | None:

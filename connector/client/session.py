@@ -21,6 +21,7 @@ from connector.client import receive
 from connector.client.blocks import BlockCache, ReservedBlock
 from connector.client.coming import Opener
 from connector.client.copying import Copying
+from connector.client.growing import Growing
 from connector.client.holds import Holds
 from connector.client.inbox import Channel
 from connector.client.outgoing import Abort, Numbered, Outgoing, Ticket
@@ -76,8 +77,9 @@ class Session:
         self.urgent = False
         self.holds = Holds()
         self.copying = Copying(self)
-        #: The last block that was sealed (sealing.py).
+        #: The last block that was sealed (sealing.py), and the one that grows.
         self.sealing: msg.Seal | None = None
+        self.growing = Growing()
         self.requests = Requests()
         self.blocks = BlockCache()
         self.outgoing = Outgoing()

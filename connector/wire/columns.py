@@ -24,14 +24,15 @@ FEWEST = 4
 
 
 def pack_members(members: Sequence[Member]) -> Any:
-    """Members as they travel: `[attempt, flags, readers, nbytes, [rid, …], [index, …], [manifest, …]]`, or as rows."""
+    """Members as they travel: `[attempt, flags, readers, nbytes, [rid, …], [index, …], [manifest, …]]`, where one
+    manifest stands for the last list if all have it; or as rows."""
     if len(members) < FEWEST:
         return members
     rids, indexes, attempts, flags, readers, manifests, nbytes = zip(*members, strict=True)
     shared = (attempts, flags, readers, nbytes)
     if not _all_alike(shared):
         return members
-    return [*[column[0] for column in shared], rids, indexes, manifests]
+    return [*[column[0] for column in shared], rids, indexes, manifests[0] if _all_alike([manifests]) else manifests]
 
 
 def members(value: Any) -> tuple[Member, ...]:
@@ -39,13 +40,15 @@ def members(value: Any) -> tuple[Member, ...]:
     if type(value) is not list or len(value) != 7 or type(value[0]) is not int:
         return _member_rows(value)
     attempt, flags, readers, nbytes, rids, indexes, manifests = value
-    count = _length(rids, indexes, manifests)
+    one = type(manifests) is bytes
+    count = _length(rids, indexes) if one else _length(rids, indexes, manifests)
 
     def rows() -> Iterator[tuple[Any, ...]]:
         shared = (repeat(attempt), repeat(flags), repeat(readers))
-        return zip(rids, indexes, *shared, manifests, repeat(nbytes))
+        return zip(rids, indexes, *shared, repeat(manifests) if one else manifests, repeat(nbytes))
 
-    if not count or not (_are_rids(rids) and _are_ints(indexes, 0, MAX_INDEX) and _are_manifests(manifests)):
+    plain = count and _are_rids(rids) and _are_ints(indexes, 0, MAX_INDEX)
+    if not (plain and (one or _are_manifests(manifests))):
         return _member_rows(list(map(list, rows())))
     # What is shared is checked with the first.
     hot.member(list(next(rows())))

@@ -57,7 +57,7 @@ class Return(Message):
 @dataclass(slots=True)
 class Seal(Message):
     code = 4
-    checks = (f.WORD, f.WORD, hot.edge, hot.handle, f.WORD, columns.members, f.many(hot.told, MANY))
+    checks = (f.WORD, f.WORD, hot.edge, hot.handle, f.WORD, columns.members, f.many(hot.told, MANY), f.WORD)
     number: int
     seen: int
     edge: Edge
@@ -65,6 +65,8 @@ class Seal(Message):
     data_offset: int
     members: tuple[Member, ...]
     told: tuple[Told, ...] = ()
+    #: Bytes from one member's data to the next's; 0: all manifests count from `data_offset`.
+    stride: int = 0
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from typing import ClassVar
 from connector.wire import fields as f
 
 #: Raised when a message changes its form; both ends must agree.
-VERSION = 6
+VERSION = 7
 #: Bytes of a session's token, and of an arena's uuid.
 TOKEN_BYTES = 16
 #: Behind the token on the lifeline: the client sends and reads small frames there, and numbers all of them.

@@ -21,7 +21,7 @@ META = b"what the payload is"
 def write(arena: Arena, meta: bytes = META, generation: int = GENERATION, sealed: bool = True) -> int:
     data_offset = blocks.header_bytes(len(meta))
     blocks.clear_ready(arena, AT)
-    blocks.write_header(arena, AT, generation, 2**63, 5, meta, 3, data_offset, 256)
+    blocks.write_header(arena, AT, generation, 2**63, 4, meta, 3, data_offset, 256)
     if sealed:
         blocks.seal(arena, AT, generation)
     return data_offset
@@ -35,7 +35,7 @@ def test_data_begins_behind_the_meta_on_a_multiple_of_64(meta: int, expected: in
 def test_a_sealed_header_reads_back(arena: Arena) -> None:
     data_offset = write(arena)
     found = blocks.read_header(arena, AT, LENGTH, GENERATION)
-    assert found == blocks.BlockHeader(GENERATION, 5, 2**63, 3, data_offset, 256, META)
+    assert found == blocks.BlockHeader(GENERATION, 4, 2**63, 3, data_offset, 256, (META,))
     assert blocks.is_ready(arena, AT, GENERATION) and not blocks.is_ready(arena, AT, GENERATION + 1)
 
 
@@ -43,7 +43,7 @@ def test_the_bytes_are_the_documented_ones(arena: Arena) -> None:
     write(arena)
     raw = bytes(arena.segment.buf[AT : AT + 64])
     assert raw[:8] == GENERATION.to_bytes(8, "little") == raw[16:24]
-    assert raw[8:12] == b"TCB1" and raw[12:16] == (5).to_bytes(4, "little")
+    assert raw[8:12] == b"TCB1" and raw[12:16] == (4).to_bytes(4, "little")
     assert raw[24:32] == (2**63).to_bytes(8, "little")
     assert [int.from_bytes(raw[at : at + 4], "little") for at in (32, 36, 40, 48)] == [len(META), 3, 128, 256]
     assert int.from_bytes(raw[56:60], "little") == zlib.crc32(raw[8:56] + META)
@@ -70,7 +70,7 @@ def test_every_flipped_byte_is_broken(arena: Arena, byte: int) -> None:
     write(arena)
     arena.segment.buf[AT + byte] ^= 0x10
     if 60 <= byte < 64:  # reserved, not summed
-        assert blocks.read_header(arena, AT, LENGTH, GENERATION).meta == META
+        assert blocks.read_header(arena, AT, LENGTH, GENERATION).metas == (META,)
         return
     with pytest.raises(Broken) as caught:
         blocks.read_header(arena, AT, LENGTH, GENERATION)
@@ -124,10 +124,69 @@ def test_garbage_is_broken_and_nothing_else(arena: Arena, garbage: bytes, plausi
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
-@given(st.binary(max_size=600), st.integers(1, 2**62 - 1), st.integers(0, 2**32 - 1))
+@given(st.binary(max_size=600), st.integers(1, 2**62 - 1), st.integers(0, 2**31 - 1).map(lambda half: 2 * half))
 def test_any_meta_reads_back(arena: Arena, meta: bytes, generation: int, flags: int) -> None:
     data_offset = blocks.header_bytes(len(meta))
     blocks.write_header(arena, AT, generation, 1, flags, meta, 1, data_offset, 64)
     blocks.seal(arena, AT, generation)
     found = blocks.read_header(arena, AT, LENGTH, generation)
-    assert (found.meta, found.flags, found.data_offset) == (meta, flags, data_offset)
+    assert (found.metas, found.flags, found.data_offset) == ((meta,), flags, data_offset)
+
+
+def grow(arena: Arena, metas: list[bytes], data_bytes: int = 64) -> int:
+    """A block that has got these payloads one by one; where its data begins."""
+    data_offset = blocks.header_bytes(sum(map(blocks.record_bytes, metas)))
+    blocks.begin_growing(arena, AT, GENERATION, 5, data_offset, data_bytes)
+    used = 0
+    for count, meta in enumerate(metas):
+        used = blocks.grow(arena, AT, used, count, meta)
+        assert blocks.grown(arena, AT) == count + 1
+    blocks.seal(arena, AT, GENERATION)
+    return data_offset
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(st.lists(st.binary(max_size=60), min_size=1, max_size=8))
+def test_what_grew_reads_back_as_it_stood_after_each_payload(arena: Arena, metas: list[bytes]) -> None:
+    data_offset = blocks.header_bytes(sum(map(blocks.record_bytes, metas)))
+    blocks.begin_growing(arena, AT, GENERATION, 5, data_offset, 64)
+    used = 0
+    for count, meta in enumerate(metas):
+        used = blocks.grow(arena, AT, used, count, meta)
+        blocks.seal(arena, AT, GENERATION)
+        found = blocks.read_header(arena, AT, LENGTH, GENERATION)
+        assert (found.metas, found.members, found.stride) == (tuple(metas[: count + 1]), count + 1, 64)
+        # What was begun of the next one and not counted is none.
+        begin = AT + blocks.HEADER + used
+        arena.segment.buf[begin : AT + data_offset] = b"\xff" * (AT + data_offset - begin)
+        assert blocks.read_header(arena, AT, LENGTH, GENERATION) == found
+
+
+@pytest.mark.parametrize("at", range(8, 64))
+def test_a_damaged_header_of_what_grew_is_refused(arena: Arena, at: int) -> None:
+    grow(arena, [b"one", b"two"])
+    good = blocks.read_header(arena, AT, LENGTH, GENERATION)
+    arena.segment.buf[AT + at] ^= 0x41
+    if at >= 60:
+        assert blocks.read_header(arena, AT, LENGTH, GENERATION) == good
+        return
+    with pytest.raises(Broken):
+        blocks.read_header(arena, AT, LENGTH, GENERATION)
+
+
+@pytest.mark.parametrize("at", range(2 * blocks.record_bytes(b"one")))
+def test_a_damaged_record_is_refused(arena: Arena, at: int) -> None:
+    grow(arena, [b"one", b"two"])
+    arena.segment.buf[AT + blocks.HEADER + at] ^= 0x41
+    with pytest.raises(Broken):
+        blocks.read_header(arena, AT, LENGTH, GENERATION)
+
+
+def test_what_grew_beyond_its_block_or_has_nothing_is_refused(arena: Arena) -> None:
+    grow(arena, [b"one", b"two"], data_bytes=LENGTH // 2)
+    with pytest.raises(Broken, match="fields"):
+        blocks.read_header(arena, AT, LENGTH, GENERATION)
+    blocks.begin_growing(arena, AT, GENERATION, 5, 128, 64)
+    blocks.seal(arena, AT, GENERATION)
+    with pytest.raises(Broken, match="fields"):
+        blocks.read_header(arena, AT, LENGTH, GENERATION)

@@ -18,7 +18,7 @@ from connector.client.coming import Coming
 from connector.client.payload import open_ahead
 from connector.core.names import Edge, Handle
 from connector.core.specs import TensorSpec
-from connector.wire.alike import MOST_KNOWN, TAIL, ToldAlike, tail
+from connector.wire.alike import MOST_KNOWN, TAIL, ToldAlike, Where, tail
 from tests.client.told import Stream, both_ends, chunk
 
 EDGE = Edge("a", "b", 0)
@@ -207,7 +207,11 @@ def test_closed_nodes_keep_nothing(told_host: connector.Node, monkeypatch: pytes
 
 def alike(rid: str = "r") -> ToldAlike:
     packed = layouts.lay((TensorSpec("x", "int64", (8,)),), 0).packed
-    return ToldAlike(EDGE, rid, 1, 4608, 256, packed)
+    return ToldAlike(EDGE, rid, 1, packed)
+
+
+def head(told: ToldAlike, index: int, handle: Handle) -> bytes:
+    return told.head(index, Where(handle, 4608, 256, 0))
 
 
 @pytest.mark.parametrize("beyond", [1 << 40, 7, -64], ids=["far", "odd", "header"])
@@ -216,11 +220,11 @@ def test_a_writer_that_announces_nonsense_is_not_believed(host: connector.Node, 
     assert arena is not None
     ahead = Handle(arena.data_begin + beyond, 9)
     coming, told = Coming(), alike()
-    coming.told.read(told.head(1, Handle(arena.data_begin, 1)) + tail(ahead))
+    coming.told.read(head(told, 1, Handle(arena.data_begin, 1)) + tail(ahead))
     assert len(coming.told.announced) == 1
     coming.open(open_ahead, arena, arena)
     assert not coming.told.announced
-    assert coming.take(told.head(2, ahead) + tail(Handle(0, 0))) is None
+    assert coming.take(head(told, 2, ahead) + tail(Handle(0, 0))) is None
 
 
 def test_what_is_announced_and_never_comes_does_not_pile_up(host: connector.Node) -> None:
@@ -228,7 +232,7 @@ def test_what_is_announced_and_never_comes_does_not_pile_up(host: connector.Node
     assert arena is not None
     coming = Coming()
     for index in range(1, 3 * MOST_KNOWN):
-        coming.told.read(alike(f"r{index}").head(1, Handle(arena.data_begin, 1)) + tail(Handle(arena.data_begin, 2)))
+        coming.told.read(head(alike(f"r{index}"), 1, Handle(arena.data_begin, 1)) + tail(Handle(arena.data_begin, 2)))
         assert len(coming.told.announced) <= MOST_KNOWN
         if index % 2:
             coming.open(open_ahead, arena, arena)
@@ -240,8 +244,8 @@ def test_a_frame_that_ends_wrongly_is_none_that_was_opened(host: connector.Node)
     assert arena is not None
     coming, told = Coming(), alike()
     block = Handle(arena.data_begin, 2)
-    coming.told.read(told.head(1, Handle(arena.data_begin, 1)) + tail(block))
+    coming.told.read(head(told, 1, Handle(arena.data_begin, 1)) + tail(block))
     coming.open(open_ahead, arena, arena)
-    assert coming.take(told.head(2, block) + b"\xc1" * TAIL) is None
+    assert coming.take(head(told, 2, block) + b"\xc1" * TAIL) is None
     with pytest.raises(errors.ProtocolViolation):
-        coming.told.read(told.head(2, block) + b"\xc1" * TAIL)
+        coming.told.read(head(told, 2, block) + b"\xc1" * TAIL)

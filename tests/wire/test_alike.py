@@ -13,46 +13,48 @@ from connector.core.directory.events import Member
 from connector.core.errors import ProtocolViolation
 from connector.core.names import MAX_INDEX, Edge, Handle
 from connector.wire import codec, manifest
-from connector.wire.alike import MOST_KNOWN, MetaAlike, Told, ToldAlike, tail
+from connector.wire.alike import MOST_KNOWN, MetaAlike, Told, ToldAlike, Where, tail
 from connector.wire.codec import NOWHERE
-from connector.wire.fields import MAX_WORD
+from connector.wire.fields import MAX_MEMBER, MAX_WORD
 
 TEXT = st.text("abé", min_size=1, max_size=9)
 WORD = st.integers(0, MAX_WORD)
 HANDLE = st.builds(Handle, WORD, WORD)
 INDEX = st.integers(1, MAX_INDEX)
 EDGE = Edge("a", "b", 0)
-STREAMS = st.tuples(st.builds(Edge, TEXT, TEXT, st.integers(0, 300)), TEXT, WORD, WORD, WORD, st.binary(max_size=40))
+STREAMS = st.tuples(st.builds(Edge, TEXT, TEXT, st.integers(0, 300)), TEXT, WORD, st.binary(max_size=40))
+WHERE = st.builds(Where, HANDLE, WORD, st.integers(0, MAX_INDEX), st.integers(0, MAX_MEMBER))
 
 
 def alike(rid: str = "r", life: int = 1) -> ToldAlike:
-    return ToldAlike(EDGE, rid, life, 4608, 256, b"manifest")
+    return ToldAlike(EDGE, rid, life, b"manifest")
 
 
 def frame_of(told: ToldAlike, index: int, handle: Handle, ahead: Handle = NOWHERE) -> bytes:
-    return told.head(index, handle) + tail(ahead)
+    return told.head(index, Where(handle, 4608, 256, 0)) + tail(ahead)
 
 
-@given(STREAMS, INDEX, HANDLE, HANDLE)
-def test_what_is_told_is_what_was_meant(stream: Any, index: int, handle: Handle, ahead: Handle) -> None:
-    edge, rid, life, length, data_offset, packed = stream
-    frame = frame_of(ToldAlike(*stream), index, handle, ahead)
-    meant = Descriptor(edge, 0, rid, life, index, 0, 0, handle, length, data_offset, 0, packed, index - 1)
+@given(STREAMS, INDEX, WHERE, HANDLE)
+def test_what_is_told_is_what_was_meant(stream: Any, index: int, where: Where, ahead: Handle) -> None:
+    edge, rid, life, packed = stream
+    frame = ToldAlike(*stream).head(index, where) + tail(ahead)
+    meant = Descriptor(edge, 0, rid, life, index, 0, 0, *where, packed, index - 1)
     assert codec.decode_told(frame) == ([meant], ahead)
     reader = Told()
     # The first is decoded, and the second compared with it.
     for _ in range(2):
         assert reader.read(frame) == [meant]
-        announced = [(index + 1, ahead)] if ahead.generation and index < MAX_INDEX else []
+        there = ahead.generation and index < MAX_INDEX
+        announced = [(index + 1, where._replace(handle=ahead))] if there else []
         assert list(reader.announced.values()) == announced
         reader.announced.clear()
     assert ToldAlike(*stream).read(frame) == meant
-    assert ToldAlike(*stream).descriptor(index, handle) == meant
+    assert ToldAlike(*stream).descriptor(index, where) == meant
 
 
 @given(STREAMS, INDEX, st.integers(1, 8), st.integers(0, MAX_INDEX))
 def test_a_block_s_meta_is_what_was_meant(stream: Any, index: int, readers: int, begun: int) -> None:
-    edge, rid, _, nbytes, _, packed = stream
+    edge, rid, nbytes, packed = stream
     meta = MetaAlike(edge, rid, readers, packed, nbytes, begun).meta(index)
     meant = (edge, (Member(rid, index, 0, 0, readers, packed, nbytes),), begun)
     assert manifest.unpack_meta(meta) == meant

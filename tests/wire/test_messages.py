@@ -140,7 +140,7 @@ FIELDS: dict[type[msg.Message], list[Kind]] = {
     msg.Hello: [TOKEN, short(MAX_STAGE_BYTES), text(64), FLAG, many(HANDLE, 100_000), FLAG],
     msg.Reserve: [WORD, EDGE, many(WORD, 4096), SECONDS, many(RID, 4096), FLAG],
     msg.Return: [WORD, many(HANDLE, 100_000)],
-    msg.Seal: [WORD, WORD, EDGE, HANDLE, WORD, many(MEMBER, 100_000), many(TOLD, 100_000)],
+    msg.Seal: [WORD, WORD, EDGE, HANDLE, WORD, many(MEMBER, 100_000), many(TOLD, 100_000), WORD],
     msg.Seals: [WORD, WORD, EDGE, WORD, number(1, MAX_READERS), MANIFEST, WORD, WORD, SEALINGS],
     msg.Release: [WORD, many(SPAN, 100_000)],
     msg.Took: [many(SPAN, 100_000)],

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from connector.core.directory import delivery, direct, holding, lives, releasing, unclaimed
+from connector.core.directory import delivery, direct, holding, lives, lots, releasing, unclaimed
 from connector.core.directory.effects import Deliver, Descriptor
-from connector.core.directory.events import Flags, Sealed, Span
+from connector.core.directory.events import Flags, Sealed
 from connector.core.directory.objects import Block, EdgeState, Lot, Presence, Session, Stream, Subscription
 from connector.core.directory.state import State
 from connector.core.directory.transitions import ShareState, next_share
@@ -139,9 +139,9 @@ def _store(
     streams: list[Stream] = []
     nbytes = sum([member[6] for member in members])
     now = ShareState.PENDING if reader is None else next_share(ShareState.PENDING, "deliver")
-    lot = block.lot = Lot(
-        block, members, streams, session.id, session.label, state.now, now, reader.id if reader else 0, nbytes
-    )
+    holder = reader.id if reader else 0
+    lot = Lot(block, 0, members, streams, session.id, session.label, state.now, now, holder, nbytes)
+    block.lots = [lot]
     for member, known in zip(members, found, strict=True):
         stream = known or _open(state, session, edge, member[0], reader)
         streams.append(stream)
@@ -184,20 +184,15 @@ def _open(state: State, session: Session, edge: EdgeState, rid: str, reader: Ses
 
 def _descriptors(edge: EdgeState, lot: Lot) -> tuple[Descriptor, ...]:
     block, new, kind = lot.block, tuple.__new__, Descriptor
-    name, handle, length, offset = edge.edge, block.handle, block.length, block.data_offset
+    name, handle, length, offset, stride = edge.edge, block.handle, block.length, block.data_offset, block.stride
     # As Descriptor(...) makes them, without the calls.
     return tuple([
-        new(kind, (name, 0, m[0], stream.life.number, m[1], 0, m[3], handle, length, offset, place, m[5], m[1] - 1))
+        new(kind, (
+            name, 0, m[0], stream.life.number, m[1], 0, m[3], handle, length, offset + place * stride, place, m[5],
+            m[1] - 1,
+        ))
         for place, (m, stream) in enumerate(zip(lot.members, lot.streams, strict=True))
     ])  # fmt: skip
-
-
-def whole(block: Block, session: Session, span: Span) -> Lot | None:
-    """The block's lot, if the span is all of it, and the session holds it."""
-    lot = block.lot
-    if lot is None or lot.holder != session.id or span.reader or span.first or span.count < len(lot.members):
-        return None
-    return lot
 
 
 def take(state: State, session: Session, lot: Lot) -> None:
@@ -227,7 +222,7 @@ def release(state: State, session: Session, lot: Lot) -> None:
         share.released_any = True
         if share.told_end or share.closed:
             ended.append(stream)
-    block.lot = None
+    lots.remove(lot)
     block.outstanding -= count
     state.shelf.payloads -= count
     state.last_progress = state.now

@@ -64,7 +64,7 @@ def _check_chunk(state: State, chunk: Chunk) -> None:
             known = session is not None and chunk.block.handle.offset in session.holds_in
             _check(known, "the holder knows its hold", **facts)
     if not chunk.stream.life.over:
-        record = chunk.block.lot or chunk
+        record = next((lot for lot in chunk.block.lots if 0 <= chunk.member - lot.first < len(lot.members)), chunk)
         _check(chunk.stream.live.get(chunk.index) is record, "a live payload is in its stream", **facts)
 
 

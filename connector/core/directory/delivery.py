@@ -249,7 +249,7 @@ def _deliver(state: State, session: Session, chunk: Chunk, reader: int, claimed_
         direct.offer(state, stream, session)
     told = (
         stream.edge, reader, stream.rid, stream.life.number, index, chunk.attempt, flags, block.handle, block.length,
-        block.data_offset, chunk.member, chunk.manifest, behind,
+        chunk.data_offset, chunk.member, chunk.manifest, behind,
     )  # fmt: skip
     # As Descriptor(...) makes it, without the call.
     return tuple.__new__(Descriptor, told)

@@ -201,6 +201,7 @@ def forget_reader(stream: Stream, share: Share) -> None:
 
 def end_looks(state: State, session: Session, block: Block, span: Span) -> None:
     """Payloads that the session was told of, but was not to have."""
-    count = len(block.lot.members) if block.lot is not None else len(block.members)
-    for place in range(span.first, min(span.first + span.count, count)):
-        releasing.end_look(state, session, Hold(span.handle, place, span.reader))
+    end = span.first + span.count
+    for hold in [hold for hold, looked_at in session.inspecting.items() if looked_at is block]:
+        if hold.reader == span.reader and span.first <= hold.member < end:
+            releasing.end_look(state, session, hold)

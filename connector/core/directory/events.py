@@ -144,6 +144,8 @@ class Sealed(Event):
     data_offset: int
     members: tuple[Member, ...]
     told: tuple[Told, ...] = ()
+    #: Bytes from one member's data to the next's; 0: all manifests count from `data_offset`.
+    stride: int = 0
     #: Found in a block of a writer that has died: whom it told is not known. And the payloads are of a use that it had
     #: begun, and not said.
     unsaid: bool = False

@@ -122,7 +122,7 @@ def describe(chunk: Chunk) -> Descriptor:
     stream = chunk.stream
     return Descriptor(
         stream.edge, -1, stream.rid, stream.life.number, chunk.index, chunk.attempt, chunk.flags, chunk.block.handle,
-        chunk.block.length, chunk.block.data_offset, chunk.member, chunk.manifest,
+        chunk.block.length, chunk.data_offset, chunk.member, chunk.manifest,
     )  # fmt: skip
 
 

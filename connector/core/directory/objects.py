@@ -76,12 +76,15 @@ class Block:
     edge: Edge | None = None
     #: Where its bytes count until then: the edge it was reserved for.
     meant: Edge | None = None
+    #: From its start to the data that the first payload's manifest counts from, and from each payload's to the next's.
     data_offset: int = 0
+    stride: int = 0
     #: Of its first payload, once it is sealed; 0 before.
     serial: int = 0
-    #: Its payloads by place, None for those that are gone; empty while they are a lot.
+    #: Its payloads by place, None for those that are gone or in a lot; empty while all are in lots.
     members: list[Chunk | None] = field(default_factory=list)
-    lot: Lot | None = None
+    #: In the order of their places.
+    lots: list[Lot] | tuple[()] = ()
     #: While it is reserved: what readers, who were told directly, have said of it already.
     early: list[Early] | tuple[()] = ()
     #: Its writer died before it said whom it had told: each of these sessions may have its payloads.
@@ -120,14 +123,22 @@ class Chunk:
         """Its place among all payloads that were ever sealed."""
         return self.block.serial + self.member
 
+    @property
+    def data_offset(self) -> int:
+        """From its block's start to the data that its manifest counts from."""
+        return self.block.data_offset + self.member * self.block.stride
+
 
 @dataclass(slots=True, eq=False)
 class Lot:
-    """All payloads of a block, which were sealed alike and stand alike with their one reader: see lots.py."""
+    """Payloads of a block, one behind the other, which were sealed alike and stand alike with their one reader: see
+    lots.py."""
 
     block: Block
+    #: Place of the first of them.
+    first: int
     members: tuple[Member, ...]
-    #: By place.
+    #: One for each of them.
     streams: list[Stream]
     #: The session that put them, and its label.
     session: int

@@ -21,10 +21,8 @@ def take_span(state: State, session: Session, span: Span) -> None:
     block = holding.block_of(state, span.handle)
     if block is None or direct.wait_for_seal(block, session, span, "take"):
         return
-    lot = alike.whole(block, session, span)
-    if lot is not None:
+    for lot in lots.cut(block, span, session.id):
         alike.take(state, session, lot)
-        return
     for chunk in _held(block, session, span):
         if chunk.shares[span.reader] is not ShareState.DELIVERED:
             continue
@@ -46,10 +44,8 @@ def release_span(state: State, session: Session, span: Span) -> None:
     block = holding.block_of(state, span.handle)
     if block is None or direct.wait_for_seal(block, session, span, "release"):
         return
-    lot = alike.whole(block, session, span)
-    if lot is not None:
+    for lot in lots.cut(block, span, session.id):
         alike.release(state, session, lot)
-        return
     for chunk in _held(block, session, span):
         release(state, session, chunk, span.reader)
     if session.inspecting:
@@ -57,13 +53,13 @@ def release_span(state: State, session: Session, span: Span) -> None:
 
 
 def _held(block: Block, session: Session, span: Span) -> list[Chunk]:
-    """What the session holds of the span."""
-    if span.reader < 0 or (block.lot is not None and block.lot.holder != session.id):
+    """What the session holds of the span, but for what is in lots."""
+    if span.reader < 0 or not block.members:
         return []
     reader, number = span.reader, session.id
     return [
         chunk
-        for chunk in lots.members(block)[span.first : span.first + span.count]
+        for chunk in block.members[span.first : span.first + span.count]
         if chunk is not None and reader < len(chunk.holders) and chunk.holders[reader] == number
     ]
 

@@ -45,7 +45,7 @@ def seal(state: State, event: Sealed) -> None:
     if block.meant is not None:
         state.edge(block.meant).reserved -= block.length
     block.edge = event.edge
-    block.data_offset = event.data_offset
+    block.data_offset, block.stride = event.data_offset, event.stride
     edge.used += block.length
     block.serial = state.serial + 1
     state.serial += len(event.members)
@@ -96,7 +96,8 @@ def _own_block(session: Session, event: Sealed) -> Block | None:
     block = session.reserved.get(event.handle.offset)
     if block is None or block.handle != event.handle:
         return None
-    if event.data_offset % 64 or not 64 <= event.data_offset <= block.length:
+    last = event.data_offset + max(len(event.members) - 1, 0) * event.stride
+    if (event.data_offset | event.stride) % 64 or not 64 <= event.data_offset <= last <= block.length:
         return None
     return block
 

@@ -1,0 +1,218 @@
+"""Chunks of several streams that are put one behind the other, before the first of them is said: they share a block and
+a Seal, as a step does.
+
+Each is told to its reader at once, as ever; what is saved is a block, a Seal and a release for each at the broker. It
+comes about by itself: while a Seal is the last message that waits for company, chunks of other streams join it. Nothing
+is decided here about a chunk that again.py has not decided: what does not join goes alone. The session's lock is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from connector.arena import blocks as arena_blocks
+from connector.client import telling
+from connector.client.blocks import ReservedBlock, size_class
+from connector.client.outgoing import OutStream, Ticket
+from connector.client.reserving import at_hand
+from connector.core.directory.events import Member, Told
+from connector.core.layout import align_up
+from connector.wire import messages as msg
+from connector.wire.alike import Where, tail
+from connector.wire.codec import NOWHERE
+
+if TYPE_CHECKING:
+    from connector.client.again import Again
+    from connector.client.pairs import Pair
+    from connector.client.session import Session
+
+#: Seals that wait when the first step is begun: puts come fast. A step that is sent with fewer members than FEWEST is
+#: the last for a while.
+BUSY, FEWEST = 8, 4
+#: Places of the first step, and of any; bytes of their data; and its part of the pool.
+FIRST, MOST, MOST_BYTES, POOL_PART = 8, 64, 128 << 10, 64
+#: What another rid's meta may have more than the first one's, in bytes.
+SLACK = 32
+_NO_TAIL = tail(NOWHERE)
+
+
+class Step:
+    """One block. `pending`: the chunk that is just put, and may be there already."""
+
+    __slots__ = (
+        "again", "block", "data_offset", "length", "message", "meta_bytes", "pair", "pending", "places", "rids",
+        "stride", "tickets",
+    )  # fmt: skip
+
+    def __init__(self, session: Session, again: Again, block: ReservedBlock, data_offset: int, places: int) -> None:
+        self.again, self.block, self.data_offset, self.places = again, block, data_offset, places
+        self.length = block.length
+        self.stride = _stride(again)
+        self.pair: Pair = again.way.pair
+        self.message = msg.Seal(0, session.seen, again.edge, block.handle, data_offset, (), (), self.stride)
+        self.tickets: list[Ticket] = []
+        self.rids: set[str] = set()
+        self.meta_bytes = 0
+        self.pending: tuple[Member, Ticket, OutStream] | None = None
+
+    def waits(self, session: Session) -> bool:
+        """Its Seal is the last message that waits: nothing was said behind it."""
+        waiting = session.out.waiting
+        return bool(waiting) and waiting[-1] is self.message
+
+    def takes(self, session: Session, again: Again) -> bool:
+        """Whether this stream's next chunk may join."""
+        first = self.again
+        return (
+            len(self.tickets) < self.places
+            and again.rid not in self.rids
+            and again.laid is first.laid
+            and again.edge == first.edge
+            and again.readers == first.readers
+            and again.way.pair is self.pair
+            and self.message.seen == session.seen
+            and self.block.arena is session.arena
+        )
+
+    def add(self, session: Session, stream: OutStream, again: Again, meta: bytes, found: Sequence[int]) -> Ticket:
+        """Copy, count and tell the chunk. What is counted is put, whatever happens then: `settle`."""
+        place, index, handle = len(self.tickets), stream.next_index, self.block.handle
+        arena, (offset, generation) = self.block.arena, handle
+        data = self.data_offset + place * self.stride
+        again.places.copy(arena.address + offset + data, found)
+        member = (again.rid, index, 0, 0, again.readers, again.laid.packed, again.laid.nbytes)
+        ticket = Ticket(again.edge, again.rid, index)
+        session.growing.unsettled = True
+        self.pending = (tuple.__new__(Member, member), ticket, stream)
+        if not place:
+            arena_blocks.begin_growing(arena, offset, generation, session.number, self.data_offset, self.stride)
+        self.meta_bytes = arena_blocks.grow(arena, offset, self.meta_bytes, place, meta)
+        if not place:
+            arena_blocks.seal(arena, offset, generation)
+        where = tuple.__new__(Where, (handle, self.length, data, place))
+        if self.pair.send(again.told.head(index, where) + _NO_TAIL):
+            self.message.told = _one_more(self.message.told, place, self.pair.session)
+        else:
+            # The last of this step: what follows of the stream goes through the broker, and this at once.
+            self.places, session.urgent = place, True
+            telling.fall_back(session, again.edge, self.pair, [again.rid], [stream])
+        self.settle(session)
+        return ticket
+
+    def settle(self, session: Session) -> None:
+        """The pending chunk is put, if it was counted; else it never was. Done twice it changes nothing."""
+        if self.pending is None:
+            return
+        (member, ticket, stream), place, block = self.pending, len(self.rids), self.block
+        arena, (offset, generation) = block.arena, block.handle
+        there = arena_blocks.is_ready(arena, offset, generation) and arena_blocks.grown(arena, offset) > place
+        if there:
+            ticket.stream = stream
+            self.tickets[place:] = [ticket]
+            message = self.message
+            message.members = (*message.members[:place], member)
+            session.outgoing.note_put(message.edge, member.rid, member.index, 0, session.seen)
+            if not place and not session.outgoing.has_numbered(message):
+                session.post(message, self.tickets)
+            self.rids.add(member.rid)
+        elif not place:
+            session.give_back([block])
+            session.growing.step = None
+        self.pending = None
+
+
+class Growing:
+    """The session's step that grows, if one does; and what is known of how many join."""
+
+    __slots__ = ("places", "step", "unsettled")
+
+    def __init__(self) -> None:
+        self.step: Step | None = None
+        #: Of the next step; 0: chunks go alone.
+        self.places = 0
+        #: A put was interrupted, or is under way.
+        self.unsettled = False
+
+
+def put(session: Session, stream: OutStream, again: Again, found: Sequence[int]) -> Ticket | None:
+    """Put the stream's next chunk, which is like its last, together with others; None, with nothing put: alone."""
+    growing = session.growing
+    if growing.unsettled:
+        settle(session)
+    step, waiting = growing.step, session.out.waiting
+    if step is None and not growing.places and len(waiting) < BUSY:
+        return None
+    # What was taken before this put is said before it; and a use that the broker may not know of is no step's.
+    if session.holds.has_words() or again.begun > session.outgoing.acked:
+        return None
+    meta = again.meta.meta(stream.next_index)
+    if step is not None and step.waits(session) and step.takes(session, again):
+        if arena_blocks.HEADER + step.meta_bytes + arena_blocks.record_bytes(meta) <= step.data_offset:
+            return _added(session, step, stream, again, meta, found)
+    step = _begun(session, again, meta)
+    return _added(session, step, stream, again, meta, found) if step is not None else None
+
+
+def settle(session: Session) -> None:
+    """A put may have been interrupted in the middle."""
+    growing = session.growing
+    if growing.step is not None:
+        growing.step.settle(session)
+    growing.unsettled = False
+
+
+def _added(session: Session, step: Step, stream: OutStream, again: Again, meta: bytes, found: Sequence[int]) -> Ticket:
+    ticket = step.add(session, stream, again, meta, found)
+    session.growing.unsettled = False
+    return ticket
+
+
+def _begun(session: Session, again: Again, meta: bytes) -> Step | None:
+    """A step for this chunk and those that will join it, if they will."""
+    growing = session.growing
+    _learn(growing, session)
+    if not growing.places and _are_many(session, again):
+        growing.places = FIRST
+    stride = _stride(again)
+    places = min(growing.places, MOST_BYTES // stride) if stride else 0
+    if places < 2:
+        return None
+    data_offset = arena_blocks.header_bytes(places * (arena_blocks.record_bytes(meta) + SLACK))
+    length = size_class(align_up(data_offset + places * stride))
+    if length > session.pool // POOL_PART:
+        return None
+    block = at_hand(session, again.edge, length)
+    if block is None:
+        return None
+    growing.step = Step(session, again, block, data_offset, places)
+    return growing.step
+
+
+def _learn(growing: Growing, session: Session) -> None:
+    """From what became of the last step."""
+    step, growing.step = growing.step, None
+    if step is None:
+        return
+    count = len(step.rids)
+    if count >= MOST or count >= step.places:
+        growing.places = min(2 * growing.places, MOST)
+    elif count < 2 or (count < FEWEST and not step.waits(session)):
+        growing.places = 0
+
+
+def _are_many(session: Session, again: Again) -> bool:
+    """Puts come fast, and of more than one stream."""
+    waiting = session.out.waiting
+    last = waiting[-1] if len(waiting) >= BUSY else None
+    return type(last) is msg.Seal and last.members[0].rid != again.rid
+
+
+def _stride(again: Again) -> int:
+    return align_up(again.laid.manifest.end)
+
+
+def _one_more(told: tuple[Told, ...], place: int, number: int) -> tuple[Told, ...]:
+    if told and told[-1].first + told[-1].count == place:
+        return (*told[:-1], tuple.__new__(Told, (told[-1].first, place + 1 - told[-1].first, number)))
+    return (*told, tuple.__new__(Told, (place, 1, number)))
