@@ -2,7 +2,7 @@
 
      +0   ready word  u64   0 while reserved; the block's generation once sealed (stored last)
      +8   magic       u32   "TCB1"
-     +12  flags       u32   GROWS
+     +12  flags       u32   GROWS, EVEN
      +16  generation  u64
      +24  session     u64
      +32  meta_bytes  u32   length of the meta that follows the header
@@ -41,8 +41,9 @@ MAGIC = int.from_bytes(b"TCB1", "little")
 _FIELDS = struct.Struct("<IIQQIIQQ")
 #: crc32, reserved.
 _SUM = struct.Struct("<II")
-#: A flag: payloads are added after the first was sealed. And what stands before each one's meta: length, crc32.
-GROWS = 1
+#: Flags: payloads are added after the first was sealed; each payload has an equal part of the data.
+GROWS, EVEN = 1, 2
+#: What stands before each one's meta in a block that grows: length, crc32.
 _RECORD = struct.Struct("<II")
 #: The word of meta_bytes and members, from a block's start.
 _COUNTS = 32
@@ -63,6 +64,8 @@ class BlockHeader(NamedTuple):
     @property
     def stride(self) -> int:
         """From one payload's data to the next's; 0: all manifests count from data_offset."""
+        if self.flags & EVEN:
+            return self.data_bytes // self.members
         return self.data_bytes if self.flags & GROWS else 0
 
 
@@ -160,7 +163,7 @@ def read_header(arena: Arena, offset: int, length: int, generation: int) -> Bloc
     grows = bool(flags & GROWS)
     all_bytes = data_bytes * members if grows else data_bytes
     fits = HEADER + meta_len <= data_offset and data_offset + all_bytes <= length
-    if not fits or data_offset % ALIGN or (grows and not members):
+    if not fits or data_offset % ALIGN or (flags & (GROWS | EVEN) and not members):
         raise _broken("fields", offset, generation, length=length, data_offset=data_offset, data_bytes=data_bytes)
     meta = bytes(arena.segment.buf[offset + HEADER : offset + HEADER + meta_len])
     if grows:

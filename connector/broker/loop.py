@@ -73,6 +73,8 @@ class Broker:
         self._pay_at: float | None = None
         self.service.shell = self._statistics
         self._stopping = False
+        #: Nothing was heard since the loop slept.
+        self._woken = False
         #: Times that the loop woke.
         self.turns = 0
 
@@ -131,6 +133,7 @@ class Broker:
     def _turn(self) -> None:
         self.turns += 1
         try:
+            self._woken = True
             dead = list(self.lifelines.poll(self._patience()))
             self._take_frames()
             if self._wake_r in self.lifelines.woken:
@@ -175,6 +178,10 @@ class Broker:
 
     def _hear(self, token: bytes, frame: bytes) -> None:
         self.service.frame(token, frame)
+        if self._woken:
+            # The first since the loop slept: whoever is to hear of it waits. What comes behind it goes together.
+            self._woken = False
+            self.outbox.flush(self.service.ack_of)
 
     def _line(self, token: bytes) -> Lifeline | None:
         line = self.lifelines.find(token)

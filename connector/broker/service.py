@@ -15,6 +15,7 @@ from connector.broker import queries, translate, unsent
 from connector.broker.config_schema import BrokerConfig
 from connector.broker.lifeline import Lifeline
 from connector.broker.store import Store
+from connector.broker.telling import Telling
 from connector.core.directory import Directory, Settings
 from connector.core.directory import effects as ef
 from connector.core.directory import events as ev
@@ -78,6 +79,7 @@ class Service:
         self._now = now
         self._session_of: dict[bytes, int] = {}
         self._arriving: dict[bytes, InOrder] = {}
+        self._telling = Telling()
         self._token_of: dict[int, bytes] = {}
         self._next_session = 0
         self.violations = 0
@@ -235,7 +237,7 @@ class Service:
         elif isinstance(effect, ef.Introduce):
             self._introduce(effect)
         elif isinstance(effect, ef.Deliver):
-            for message in translate.deliveries(effect):
+            for message in self._telling.messages(effect):
                 self._send(token, message)
         else:
             self._send(token, translate.TO_MESSAGE[type(effect)](effect))

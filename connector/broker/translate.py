@@ -17,7 +17,7 @@ TO_EVENT: dict[type[msg.Message], Callable[[float, int, Any], ev.Event]] = {
     msg.Reserve: lambda now, s, m: ev.Reserve(now, s, m.request, m.edge, m.sizes, now + m.timeout, m.rids, m.ahead),
     msg.Return: lambda now, s, m: ev.Returned(now, s, m.number, m.handles),
     msg.Seal: lambda now, s, m: ev.Sealed(
-        now, s, m.number, m.seen, m.edge, m.handle, m.data_offset, m.members, m.told, m.stride
+        now, s, m.number, m.seen, m.edge, m.handle, m.data_offset, m.members, m.told, m.stride, m.ahead
     ),
     msg.Seals: lambda now, s, m: ev.SealedRun(
         now, s, m.number, m.seen, m.edge, m.data_offset, m.readers, m.manifest, m.nbytes, m.told, m.chunks

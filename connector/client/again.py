@@ -20,16 +20,17 @@ from connector.client.pairs import Way
 from connector.client.reserving import ask_ahead, at_hand
 from connector.client.session import Session
 from connector.core.directory.events import Member, Told
-from connector.core.names import MAX_INDEX, Edge
+from connector.core.names import MAX_INDEX, NOWHERE, Edge
 from connector.wire import messages as msg
 from connector.wire.alike import MetaAlike, ToldAlike, Where, tail
-from connector.wire.codec import NOWHERE
 
 if TYPE_CHECKING:
     import torch
 
 #: Bytes of a manifest that is kept; with texts and numbers at their longest it goes in one packet.
 MOST_MANIFEST = 8192
+#: Chunks of a stream after which it is not offered the direct path any more, or not for a while.
+FIRST_CHUNKS = 4
 
 
 class Next:
@@ -49,14 +50,22 @@ class Next:
 
 
 class Again:
-    """One stream's. Made when two chunks that were alike went directly, one behind the other."""
+    """One stream's. Made when two chunks that were alike went the same way, one behind the other. `way`: None if its
+    reader is not told directly."""
 
     __slots__ = (
         "arena", "begun", "data", "edge", "laid", "length", "meta", "next", "places", "readers", "rid", "told", "way",
     )  # fmt: skip
 
     def __init__(
-        self, arena: Arena, edge: Edge, member: Member, way: Way, begun: int, laid: Laid, block: tuple[int, int, int]
+        self,
+        arena: Arena,
+        edge: Edge,
+        member: Member,
+        way: Way | None,
+        begun: int,
+        laid: Laid,
+        block: tuple[int, int, int],
     ) -> None:
         """`block`: its length, where data begins, and how many bytes of it."""
         self.arena, self.way, self.begun, self.laid = arena, way, begun, laid
@@ -66,7 +75,7 @@ class Again:
         self.readers = member.readers
         self.places = tensors.Places(laid.manifest.slots)
         self.meta = MetaAlike(edge, member.rid, member.readers, laid.packed, laid.nbytes, begun)
-        self.told = ToldAlike(edge, member.rid, way.life, laid.packed)
+        self.told = ToldAlike(edge, member.rid, way.life, laid.packed) if way is not None else None
         self.next: Next | None = None
 
     def fits(self, session: Session, stream: OutStream, readers: int) -> bool:
@@ -98,8 +107,12 @@ class Again:
         sealing.seal(session, ready.block, message, [ticket], partial(_tell, session, stream, ready))
         sealing.note(session, message)
         ticket.stream = stream
-        # Its reader is on its way, and this thread is warm: what it does now it need not do between the next put and
-        # its reader.
+        if self.told is not None:
+            self.make_next(session, ready)
+
+    def make_next(self, session: Session, ready: Next) -> None:
+        """Behind a send: its reader is on its way, and this thread is warm. What it does now it need not do between the
+        next put and its reader. Lock held."""
         following = ready.following
         if following is not None and ready.index < MAX_INDEX and session.blocks.is_promised(following):
             self.next = self._made_ready(session, ready.index + 1, following)
@@ -109,25 +122,30 @@ class Again:
     def _made_ready(self, session: Session, index: int, block: ReservedBlock) -> Next:
         sealing.write_header(session, block, self.data, self.meta.meta(index), 1)
         member = tuple.__new__(Member, (self.rid, index, 0, 0, self.readers, self.laid.packed, self.laid.nbytes))
-        message = msg.Seal(0, 0, self.edge, block.handle, self.data[0], (member,), ())
         following = session.blocks.promise(self.length)
-        where = tuple.__new__(Where, (block.handle, self.length, self.data[0], 0))
-        frame = self.told.head(index, where) + tail(following.handle if following is not None else NOWHERE)
+        ahead = following.handle if following is not None else NOWHERE
+        message = msg.Seal(0, 0, self.edge, block.handle, self.data[0], (member,), (), 0, ahead)
+        frame = b""
+        if self.told is not None:
+            where = tuple.__new__(Where, (block.handle, self.length, self.data[0], 0))
+            frame = self.told.head(index, where) + tail(ahead)
         return Next(block, message, frame, following, Ticket(self.edge, self.rid, index))
 
 
 def note(
     session: Session, edge: Edge, member: Member, ticket: Ticket, laid: Laid, block: tuple[int, int, int], begun: int
 ) -> None:
-    """A chunk alone in its block was told directly: the stream's next may be like it. Lock held."""
+    """A chunk alone in its block went its way: the stream's next may be like it. Lock held."""
     stream = ticket.stream
     assert stream is not None
     known = stream.again
     if known is not None and known.laid is laid and known.fits(session, stream, member.readers):
         return
     arena, way, stream.again = session.arena, stream.way, None
-    # What is told of it is little more than its manifest.
-    if stream.laid is laid and len(laid.packed) < MOST_MANIFEST and way is not None and arena is not None:
+    # What is told of it is little more than its manifest. A stream's first chunks go through the broker: soon its
+    # writer may tell it directly.
+    early = way is None and member.index < FIRST_CHUNKS
+    if stream.laid is laid and len(laid.packed) < MOST_MANIFEST and not early and arena is not None:
         stream.again = Again(arena, edge, member, way, begun, laid, block)
     stream.laid = laid
 
@@ -146,7 +164,7 @@ def put(session: Session, edge: Edge, rid: str, payload: Mapping[str, torch.Tens
             found = again.places.find(payload)
             if found is None:
                 return None
-            ticket = growing.put(session, stream, again, found) if again.places.short else None
+            ticket = growing.put(session, stream, again, found) if again.told and again.places.short else None
             if ticket is None:
                 ready = again.take_next(session, stream)
                 if ready is None:
@@ -173,12 +191,19 @@ def put(session: Session, edge: Edge, rid: str, payload: Mapping[str, torch.Tens
                 if ready is not None and not sealed:
                     sealing.settle(session, ready.block)
     session.push_or_wait()
+    if ready is not None and again.told is None:
+        with session.lock:
+            if again.next is None and stream.again is again:
+                again.make_next(session, ready)
+        if session.out.waiting:
+            session.later()
     return ticket
 
 
 def _tell(session: Session, stream: OutStream, ready: Next) -> tuple[Told, ...]:
     way = stream.way
-    assert way is not None
+    if way is None:
+        return ()
     if way.pair.send(ready.frame):
         return (tuple.__new__(Told, (0, 1, way.pair.session)),)
     telling.fall_back(session, ready.message.edge, way.pair, [ready.ticket.rid], [stream])

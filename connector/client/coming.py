@@ -1,12 +1,13 @@
-"""What a writer is about to tell: it names the block of a stream's next chunk beforehand (wire/alike.py), and the
-reader opens that, warm from the last one, before it sleeps. Woken, it compares and has it.
+"""What is about to be told, by a writer itself or through the broker: the block of a stream's next chunk is named
+beforehand (wire/alike.py), and the reader opens that, warm from the last one, before it sleeps. Woken, it compares and
+has it.
 
 A guess: what comes otherwise is read as ever, and what was opened in vain is dropped, without a trace at the broker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from connector.arena.arena import Arena
 from connector.client.rid_queue import Arrived
@@ -19,7 +20,7 @@ Opener = Callable[[Descriptor, Arena, Arena], Arrived]
 
 
 class Coming:
-    """Of one pair's socket; guarded as that is."""
+    """Of one socket; guarded as that is."""
 
     __slots__ = ("_opened", "told")
 
@@ -41,6 +42,11 @@ class Coming:
             if len(self._opened) >= MOST_KNOWN:
                 self._opened.clear()
             self._opened[alike.head(index, where)] = (alike, arrived)
+
+    def read(self, frame: bytes) -> Sequence[Descriptor | Arrived]:
+        """What the frame tells of, opened if it was. ProtocolViolation: it cannot be read."""
+        arrived = self.take(frame)
+        return [arrived] if arrived is not None else self.told.read(frame)
 
     def take(self, frame: bytes) -> Arrived | None:
         """The one payload that the frame tells of, if it was opened."""

@@ -18,9 +18,9 @@ from connector.client.outgoing import OutStream, Ticket
 from connector.client.reserving import at_hand
 from connector.core.directory.events import Member, Told
 from connector.core.layout import align_up
+from connector.core.names import NOWHERE
 from connector.wire import messages as msg
 from connector.wire.alike import Where, tail
-from connector.wire.codec import NOWHERE
 
 if TYPE_CHECKING:
     from connector.client.again import Again
@@ -49,6 +49,7 @@ class Step:
         self.again, self.block, self.data_offset, self.places = again, block, data_offset, places
         self.length = block.length
         self.stride = _stride(again)
+        assert again.way is not None
         self.pair: Pair = again.way.pair
         self.message = msg.Seal(0, session.seen, again.edge, block.handle, data_offset, (), (), self.stride)
         self.tickets: list[Ticket] = []
@@ -70,6 +71,7 @@ class Step:
             and again.laid is first.laid
             and again.edge == first.edge
             and again.readers == first.readers
+            and again.way is not None
             and again.way.pair is self.pair
             and self.message.seen == session.seen
             and self.block.arena is session.arena
@@ -91,6 +93,7 @@ class Step:
         if not place:
             arena_blocks.seal(arena, offset, generation)
         where = tuple.__new__(Where, (handle, self.length, data, place))
+        assert again.told is not None
         if self.pair.send(again.told.head(index, where) + _NO_TAIL):
             self.message.told = _one_more(self.message.told, place, self.pair.session)
         else:

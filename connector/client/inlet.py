@@ -33,6 +33,7 @@ log = logging.getLogger("connector.client")
 TURN = 64
 MANY_FRAMES = ONE_FRAME * 16
 MOST_FRAME = 64 << 20
+DELIVERIES = (msg.Deliver, msg.Next)
 
 
 class Inlet:
@@ -243,9 +244,11 @@ class Inlet:
 
     def _open_ahead(self) -> None:
         """While this thread is about to sleep: what it is woken for goes the faster."""
+        if self._session.coming.told.announced:
+            self._session.open_ahead(self._session.coming)
         for pair in self._pairs.values():
             if pair.coming.told.announced:
-                self._session.open_ahead(pair)
+                self._session.open_ahead(pair.coming)
 
     def _hear(self, seconds: float) -> bool:
         """Wait, and apply what comes; False if the leader must stop."""
@@ -321,10 +324,8 @@ class Inlet:
         """What a writer told directly: nothing but deliveries."""
         came, coming = pair.came, pair.coming
         while came:
-            frame = came[0]
-            arrived = coming.take(frame)
             try:
-                self._session.receive_told([arrived] if arrived is not None else coming.told.read(frame))
+                self._session.receive_told(coming.read(came[0]))
             except ProtocolViolation as error:
                 log.error("what session %s told cannot be read: %s", pair.session, error)
             came.popleft()
@@ -343,7 +344,7 @@ class Inlet:
             if packet[1] or not arriving.is_next(envelope):
                 return False
             for message in envelope.messages:
-                if type(message) is not msg.Deliver:
+                if type(message) not in DELIVERIES:
                     return False
             self._session.receive(envelope)
             arriving.passed(envelope)

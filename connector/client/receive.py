@@ -219,6 +219,7 @@ HANDLERS: dict[type[msg.Message], Callable[[Session, Any], None]] = {
     msg.Rows: _rows,
     msg.Shown: _shown,
     msg.Deliver: lambda session, message: deliver(session, message.descriptors),
+    msg.Next: lambda session, message: deliver(session, session.coming.read(message.frame)),
     msg.Peer: _peer,
     msg.Direct: _direct,
     msg.Ended: _ended,

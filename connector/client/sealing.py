@@ -14,16 +14,16 @@ from connector.wire import messages as msg
 Tell = Callable[[], tuple[Told, ...]]
 
 
-def write_header(session: Session, block: ReservedBlock, data: tuple[int, int], meta: bytes, members: int) -> None:
+def write_header(
+    session: Session, block: ReservedBlock, data: tuple[int, int], meta: bytes, members: int, flags: int = 0
+) -> None:
     """All of it but the ready word. `data`: where data begins in the block, and how many bytes of it."""
     offset, generation = block.handle
-    arena_blocks.write_header(block.arena, offset, generation, session.number, 0, meta, members, *data)
+    arena_blocks.write_header(block.arena, offset, generation, session.number, flags, meta, members, *data)
 
 
-def seal(
-    session: Session, block: ReservedBlock, message: msg.Seal, tickets: list[Ticket], tell: Tell
-) -> tuple[Told, ...]:
-    """Store the ready word behind data and header, and queue the message; what was told. Lock held.
+def seal(session: Session, block: ReservedBlock, message: msg.Seal, tickets: list[Ticket], tell: Tell) -> None:
+    """Store the ready word behind data and header, and queue the message. Lock held.
 
     `tell` tells the reader what may be told directly. Who calls this has `settle` called if it does not return.
     """
@@ -33,7 +33,6 @@ def seal(
     session.post(message, tickets)
     # Whoever is to have it has it: the broker need not hear of it at once.
     session.urgent = session.urgent or len(told) != 1 or told[0].count < len(message.members)
-    return told
 
 
 def note(session: Session, message: msg.Seal) -> list[OutStream]:

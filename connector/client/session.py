@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, get_args
 from connector.arena.arena import Arena
 from connector.client import receive
 from connector.client.blocks import BlockCache, ReservedBlock
-from connector.client.coming import Opener
+from connector.client.coming import Coming, Opener
 from connector.client.copying import Copying
 from connector.client.growing import Growing
 from connector.client.holds import Holds
@@ -93,8 +93,9 @@ class Session:
         self.pairs: dict[int, Pair] = {}
         self.introduced: deque[Pair] = deque()
         self.passed: deque[socket.socket] = deque()
-        #: What opens payloads before they come; from the first edge on.
+        #: What opens payloads before they come, from the first edge on; and those that come through the broker.
         self.opener: Opener | None = None
+        self.coming: Coming = Coming()
         self.seen = 0
         self.number = 0
         self.arena: Arena | None = None
@@ -225,11 +226,11 @@ class Session:
             if not self.closed:
                 receive.deliver(self, came)
 
-    def open_ahead(self, pair: Pair) -> None:
-        """Open what the pair's writer is about to tell."""
+    def open_ahead(self, coming: Coming) -> None:
+        """Open what is about to be told."""
         arena = self.arena
         if arena is not None and self.opener is not None:
-            pair.coming.open(self.opener, arena, self.mapped(arena))
+            coming.open(self.opener, arena, self.mapped(arena))
 
     def mapped(self, arena: Arena) -> Arena:
         """Where takes have their views of an arena's pages."""

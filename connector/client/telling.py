@@ -23,6 +23,7 @@ def tell(
     edge: Edge,
     block: ReservedBlock,
     data_offset: int,
+    stride: int,
     members: Sequence[Member],
     streams: Sequence[OutStream],
 ) -> tuple[Told, ...]:
@@ -47,8 +48,8 @@ def tell(
             continue
         places.append(place)
         fields = (
-            edge, 0, rid, way.life, index, 0, 0, block.handle, block.length, data_offset, place, manifest,
-            index - 1,
+            edge, 0, rid, way.life, index, 0, 0, block.handle, block.length, data_offset + place * stride, place,
+            manifest, index - 1,
         )  # fmt: skip
         told.append(tuple.__new__(Descriptor, fields))
     if pair is None:

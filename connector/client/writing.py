@@ -45,13 +45,15 @@ PLANS, PLAN_KEYS = 512, 512
 
 
 class _Plan(NamedTuple):
-    """A step's layout: by member, where data begins, and the block's length."""
+    """A step's layout: by member, where data begins, and the block's length. `stride`: members are alike, and each
+    one's data begins so many bytes behind the last one's; 0: their manifests say where."""
 
     edge: Edge
     laid: tuple[Laid, ...]
     data_offset: int
     data_bytes: int
     length: int
+    stride: int
 
 
 def put_now(session: Session, edge: Edge, items: Sequence[Item]) -> list[Ticket] | None:
@@ -173,6 +175,7 @@ def _copy(items: Sequence[Item], plan: _Plan, block: ReservedBlock, later: list[
             tensors.copy_payload(arena, base, laid.manifest.slots, item.payload.values(), later)
         except ConnectorError as error:
             raise _of_item(error, item, plan.edge) from error
+        base += plan.stride
 
 
 def _plan(session: Session, edge: Edge, items: Sequence[Item]) -> _Plan:
@@ -214,10 +217,15 @@ def _of_item(error: ConnectorError, item: Item | None, edge: Edge) -> ConnectorE
 def _lay_out(edge: Edge, specs: tuple[tuple[TensorSpec, ...], ...], rid_chars: int, most: int, pool: int) -> _Plan:
     """A step's layout. `most`: bytes that its keys, shapes and rids may have; `pool`: bytes of blocks; 0: no limit."""
     laid: list[Laid] = []
-    cursor = 0
-    for one in specs:
-        laid.append(layouts.lay(one, layout.align_up(cursor)))
-        cursor = laid[-1].manifest.end
+    cursor = stride = 0
+    if len(specs) > 1 and specs.count(specs[0]) == len(specs):
+        laid = [layouts.lay(specs[0], 0)] * len(specs)
+        stride = layout.align_up(laid[0].manifest.end)
+        cursor = stride * len(specs)
+    else:
+        for one in specs:
+            laid.append(layouts.lay(one, layout.align_up(cursor)))
+            cursor = laid[-1].manifest.end
     meta_bytes = most_meta(edge, rid_chars, [one.packed for one in laid])
     if most and meta_bytes > most:
         raise PayloadTooLarge("the payload's keys and shapes do not fit into a message", size=meta_bytes, limit=most)
@@ -227,7 +235,7 @@ def _lay_out(edge: Edge, specs: tuple[tuple[TensorSpec, ...], ...], rid_chars: i
     if pool and need > pool:
         raise PayloadTooLarge("the payload can never fit into the pool", size=need, limit=pool)
     length = size_class(need)
-    return _Plan(edge, tuple(laid), data_offset, size, min(length, pool) if pool else length)
+    return _Plan(edge, tuple(laid), data_offset, size, min(length, pool) if pool else length, stride)
 
 
 _lay_out_remembered = lru_cache(PLANS)(_lay_out)
@@ -298,7 +306,7 @@ def _seal(
     begun = session.outgoing.begun(item.rid for item in items)
     data = (plan.data_offset, plan.data_bytes)
 
-    message = msg.Seal(0, session.seen, edge, block.handle, data[0], tuple(members), ())
+    message = msg.Seal(0, session.seen, edge, block.handle, data[0], tuple(members), (), plan.stride)
 
     def tell() -> tuple[Told, ...]:
         streams = sealing.note(session, message)
@@ -307,10 +315,11 @@ def _seal(
             if session.outgoing.unsure and stream.unsure:
                 # After lost notices it means what was known when the stream was opened.
                 message.seen = min(message.seen, stream.seen)
-        return telling.tell(session, edge, block, data[0], members, streams) if session.pairs else ()
+        return telling.tell(session, edge, block, data[0], plan.stride, members, streams) if session.pairs else ()
 
-    sealing.write_header(session, block, data, pack_meta(edge, members, begun), len(members))
-    told = sealing.seal(session, block, message, tickets, tell)
-    if told and len(members) == 1:
+    flags = arena_blocks.EVEN if plan.stride else 0
+    sealing.write_header(session, block, data, pack_meta(edge, members, begun), len(members), flags)
+    sealing.seal(session, block, message, tickets, tell)
+    if len(members) == 1 and not (members[0].attempt or members[0].flags):
         again.note(session, edge, members[0], tickets[0], plan.laid[0], (plan.length, *data), begun)
     return tickets

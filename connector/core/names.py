@@ -55,6 +55,10 @@ class Handle(NamedTuple):
     generation: int
 
 
+#: No block.
+NOWHERE = Handle(0, 0)
+
+
 def check_text(text: object, what: str, limit: int) -> str:
     """`text` if it is a str of at most `limit` UTF-8 bytes and encodable; InvalidPayload otherwise."""
     if not isinstance(text, str):

@@ -15,15 +15,13 @@ import msgpack
 
 from connector.core.directory.effects import Descriptor
 from connector.core.errors import ConnectorError, ProtocolViolation
-from connector.core.names import Handle
+from connector.core.names import NOWHERE, Handle
 from connector.wire import columns, hot
 from connector.wire.fields import MAX_WORD, BadField, error_fields
 from connector.wire.messages import BY_CODE, FIRST_BROKER_CODE, MESSAGES, VERSION, Deliver, Message, Seal, Seals
 
 #: Largest frame, unless the configuration says otherwise.
 MAX_FRAME = 8 << 20
-#: No block: what is told names none ahead.
-NOWHERE = Handle(0, 0)
 #: Most messages in one frame.
 MAX_MESSAGES = 10_000
 

@@ -7,7 +7,7 @@ what is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -24,15 +24,15 @@ FEWEST = 4
 
 
 def pack_members(members: Sequence[Member]) -> Any:
-    """Members as they travel: `[attempt, flags, readers, nbytes, [rid, …], [index, …], [manifest, …]]`, where one
-    manifest stands for the last list if all have it; or as rows."""
+    """Members as they travel: `[attempt, flags, readers, nbytes, [rid, …], [index, …], [manifest, …]]`, or as rows.
+    One manifest stands for its list if all have it."""
     if len(members) < FEWEST:
         return members
     rids, indexes, attempts, flags, readers, manifests, nbytes = zip(*members, strict=True)
     shared = (attempts, flags, readers, nbytes)
-    if not _all_alike(shared):
+    if not all(map(_is_alike, shared)):
         return members
-    return [*[column[0] for column in shared], rids, indexes, manifests[0] if _all_alike([manifests]) else manifests]
+    return [*[column[0] for column in shared], rids, indexes, _one_or_all(manifests)]
 
 
 def members(value: Any) -> tuple[Member, ...]:
@@ -40,15 +40,13 @@ def members(value: Any) -> tuple[Member, ...]:
     if type(value) is not list or len(value) != 7 or type(value[0]) is not int:
         return _member_rows(value)
     attempt, flags, readers, nbytes, rids, indexes, manifests = value
-    one = type(manifests) is bytes
-    count = _length(rids, indexes) if one else _length(rids, indexes, manifests)
+    count = _length(rids, indexes, *_if_list(manifests))
 
     def rows() -> Iterator[tuple[Any, ...]]:
         shared = (repeat(attempt), repeat(flags), repeat(readers))
-        return zip(rids, indexes, *shared, repeat(manifests) if one else manifests, repeat(nbytes))
+        return zip(rids, indexes, *shared, _each(manifests), repeat(nbytes))
 
-    plain = count and _are_rids(rids) and _are_ints(indexes, 0, MAX_INDEX)
-    if not (plain and (one or _are_manifests(manifests))):
+    if not count or not (_are_rids(rids) and _are_ints(indexes, 0, MAX_INDEX) and _are_manifests(manifests)):
         return _member_rows(list(map(list, rows())))
     # What is shared is checked with the first.
     hot.member(list(next(rows())))
@@ -56,26 +54,27 @@ def members(value: Any) -> tuple[Member, ...]:
 
 
 def pack_descriptors(descriptors: Sequence[Descriptor]) -> Any:
-    """Descriptors as they travel: `[0, edge, reader, attempt, flags, handle, length, data_offset, [rid, …], [life, …],
-    [index, …], [member, …], [manifest, …], [behind, …]]`, or as rows."""
+    """Descriptors as they travel: `[0, edge, reader, attempt, flags, handle, length, [data_offset, …], [rid, …],
+    [life, …], [index, …], [member, …], [manifest, …], [behind, …]]`, or as rows. One data_offset, or manifest, stands
+    for its list if all have it."""
     if len(descriptors) < FEWEST:
         return descriptors
-    edges, readers, rids, lives, indexes, attempts, flags, handles, lengths, offsets, *rest = zip(
+    edges, readers, rids, lives, indexes, attempts, flags, handles, lengths, offsets, places, manifests, behinds = zip(
         *descriptors, strict=True
     )
-    shared = (edges, readers, attempts, flags, handles, lengths, offsets)
-    if not _all_alike(shared):
+    shared = (edges, readers, attempts, flags, handles, lengths)
+    if not all(map(_is_alike, shared)):
         return descriptors
-    return [0, *[column[0] for column in shared], rids, lives, indexes, *rest]
+    first = [column[0] for column in shared]
+    return [0, *first, _one_or_all(offsets), rids, lives, indexes, places, _one_or_all(manifests), behinds]
 
 
 def descriptors(value: Any) -> tuple[Descriptor, ...]:
     """What pack_descriptors gives, checked."""
     if type(value) is not list or len(value) != 14 or type(value[0]) is not int:
         return _descriptor_rows(value)
-    _, edge, reader, attempt, flags, handle, length, offset, *columns = value
-    rids, lives, indexes, places, manifests, behinds = columns
-    count = _length(*columns)
+    _, edge, reader, attempt, flags, handle, length, offsets, rids, lives, indexes, places, manifests, behinds = value
+    count = _length(rids, lives, indexes, places, behinds, *_if_list(offsets), *_if_list(manifests))
     plain = (
         count
         and _are_rids(rids)
@@ -84,11 +83,12 @@ def descriptors(value: Any) -> tuple[Descriptor, ...]:
         and _are_ints(places, 0, f.MAX_MEMBER)
         and _are_manifests(manifests)
         and _are_ints(behinds, -1, MAX_INDEX)
+        and (type(offsets) is not list or _are_ints(offsets, 0, MAX_WORD))
     )
 
     def rows(where: Any, block: Any) -> Iterator[tuple[Any, ...]]:
         begin = (repeat(where), repeat(reader), rids, lives, indexes, repeat(attempt), repeat(flags))
-        return zip(*begin, repeat(block), repeat(length), repeat(offset), places, manifests, behinds)
+        return zip(*begin, repeat(block), repeat(length), _each(offsets), places, _each(manifests), behinds)
 
     if not plain:
         return _descriptor_rows(list(map(list, rows(edge, handle))))
@@ -100,8 +100,20 @@ _member_rows: Callable[[Any], tuple[Member, ...]] = f.many(hot.member, MANY)
 _descriptor_rows: Callable[[Any], tuple[Descriptor, ...]] = f.many(hot.descriptor, MANY)
 
 
-def _all_alike(columns: Sequence[Sequence[Any]]) -> bool:
-    return all(column.count(column[0]) == len(column) for column in columns)
+def _is_alike(column: Sequence[Any]) -> bool:
+    return column.count(column[0]) == len(column)
+
+
+def _one_or_all(column: Sequence[Any]) -> Any:
+    return column[0] if _is_alike(column) else column
+
+
+def _if_list(value: Any) -> tuple[Any, ...]:
+    return (value,) if type(value) is list else ()
+
+
+def _each(value: Any) -> Iterable[Any]:
+    return value if type(value) is list else repeat(value)
 
 
 def _length(*columns: Any) -> int:
@@ -125,5 +137,8 @@ def _are_rids(column: list[Any]) -> bool:
     return min(lengths) > 0 and max(lengths) <= MAX_RID_BYTES
 
 
-def _are_manifests(column: list[Any]) -> bool:
+def _are_manifests(column: Any) -> bool:
+    if type(column) is not list:
+        # It is checked with the first.
+        return True
     return set(map(type, column)) == {bytes} and max(map(len, column)) <= f.MAX_MANIFEST

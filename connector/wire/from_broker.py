@@ -62,6 +62,15 @@ class Deliver(Message):
 
 
 @dataclass(slots=True)
+class Next(Message):
+    """Deliver, of a stream's next chunk alone, in the form in which a writer tells it by itself (alike.py)."""
+
+    code = 84
+    checks = (f.octets(65_536),)
+    frame: bytes
+
+
+@dataclass(slots=True)
 class Ended(Message):
     code = 70
     checks = (hot.edge, f.READER, f.RID, f.WORD, f.INDEX, f.BEHIND)

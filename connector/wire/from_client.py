@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from connector.core.directory.events import Hold, Member, Sealing, Span, Told
-from connector.core.names import MAX_INDEX, MAX_READERS, MAX_REASON_BYTES, MAX_RID_BYTES, MAX_STAGE_BYTES, Edge, Handle
+from connector.core.names import (
+    MAX_INDEX,
+    MAX_READERS,
+    MAX_REASON_BYTES,
+    MAX_RID_BYTES,
+    MAX_STAGE_BYTES,
+    NOWHERE,
+    Edge,
+    Handle,
+)
 from connector.wire import columns, hot
 from connector.wire import fields as f
 from connector.wire.message import MANY, TOKEN_BYTES, Message
@@ -57,7 +66,7 @@ class Return(Message):
 @dataclass(slots=True)
 class Seal(Message):
     code = 4
-    checks = (f.WORD, f.WORD, hot.edge, hot.handle, f.WORD, columns.members, f.many(hot.told, MANY), f.WORD)
+    checks = (f.WORD, f.WORD, hot.edge, hot.handle, f.WORD, columns.members, f.many(hot.told, MANY), f.WORD, hot.handle)
     number: int
     seen: int
     edge: Edge
@@ -67,6 +76,8 @@ class Seal(Message):
     told: tuple[Told, ...] = ()
     #: Bytes from one member's data to the next's; 0: all manifests count from `data_offset`.
     stride: int = 0
+    #: The block that the stream's next chunk will probably be in.
+    ahead: Handle = NOWHERE
 
 
 @dataclass(slots=True)

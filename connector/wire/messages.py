@@ -20,6 +20,7 @@ from connector.wire.from_broker import Drop as Drop
 from connector.wire.from_broker import Ended as Ended
 from connector.wire.from_broker import Failure as Failure
 from connector.wire.from_broker import Grant as Grant
+from connector.wire.from_broker import Next as Next
 from connector.wire.from_broker import Notices as Notices
 from connector.wire.from_broker import Peer as Peer
 from connector.wire.from_broker import Ping as Ping

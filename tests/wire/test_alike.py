@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from connector.core.directory.effects import Descriptor
 from connector.core.directory.events import Member
 from connector.core.errors import ProtocolViolation
-from connector.core.names import MAX_INDEX, Edge, Handle
+from connector.core.names import MAX_INDEX, NOWHERE, Edge, Handle
 from connector.wire import codec, manifest
 from connector.wire.alike import MOST_KNOWN, MetaAlike, Told, ToldAlike, Where, tail
-from connector.wire.codec import NOWHERE
 from connector.wire.fields import MAX_MEMBER, MAX_WORD
 
 TEXT = st.text("abé", min_size=1, max_size=9)

@@ -140,7 +140,7 @@ FIELDS: dict[type[msg.Message], list[Kind]] = {
     msg.Hello: [TOKEN, short(MAX_STAGE_BYTES), text(64), FLAG, many(HANDLE, 100_000), FLAG],
     msg.Reserve: [WORD, EDGE, many(WORD, 4096), SECONDS, many(RID, 4096), FLAG],
     msg.Return: [WORD, many(HANDLE, 100_000)],
-    msg.Seal: [WORD, WORD, EDGE, HANDLE, WORD, many(MEMBER, 100_000), many(TOLD, 100_000), WORD],
+    msg.Seal: [WORD, WORD, EDGE, HANDLE, WORD, many(MEMBER, 100_000), many(TOLD, 100_000), WORD, HANDLE],
     msg.Seals: [WORD, WORD, EDGE, WORD, number(1, MAX_READERS), MANIFEST, WORD, WORD, SEALINGS],
     msg.Release: [WORD, many(SPAN, 100_000)],
     msg.Took: [many(SPAN, 100_000)],
@@ -179,6 +179,7 @@ FIELDS: dict[type[msg.Message], list[Kind]] = {
     msg.Shown: [WORD, DESCRIPTOR],
     msg.Peer: [WORD],
     msg.Direct: [many(WAY, 100_000)],
+    msg.Next: [octets(0, 65_536)],
 }
 
 #: Names and numbers on the wire: they never change, and a new one is added at the end of its direction.
@@ -190,6 +191,7 @@ CODES = {
     68: "Answer",
     69: "Deliver", 70: "Ended", 71: "StreamFailed", 72: "PutFailed", 73: "PutNoted", 74: "Notices", 75: "Drop",
     76: "Recall", 77: "Ping", 78: "Resend", 79: "Stopping", 80: "Rows", 81: "Shown", 82: "Peer", 83: "Direct",
+    84: "Next",
 }  # fmt: skip
 BY_CLASS = [pytest.param(cls, id=cls.__name__) for cls in FIELDS]
 

@@ -35,7 +35,7 @@ def seal(state: State, session: Session, edge: EdgeState, block: Block, event: S
     lot = _store(state, session, edge, block, event, found, reader)
     if reader is not None:
         if not event.told:
-            state.emit(Deliver(reader.id, _descriptors(edge, lot)))
+            state.emit(Deliver(reader.id, _descriptors(edge, lot), event.ahead))
         if reader.direct:
             full = reader.pushed[(edge.edge, 0)] > state.settings.window
             for stream in lot.streams:

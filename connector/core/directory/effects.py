@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from connector.core.directory.events import Hold
 from connector.core.errors import ConnectorError
-from connector.core.names import Edge, Handle
+from connector.core.names import NOWHERE, Edge, Handle
 
 
 class Descriptor(NamedTuple):
@@ -129,7 +129,10 @@ class Shown(ToSession):
 
 @dataclass(slots=True)
 class Deliver(ToSession):
+    """`ahead`: the block that the chunk behind a single one will probably be in."""
+
     descriptors: tuple[Descriptor, ...]
+    ahead: Handle = NOWHERE
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from connector.core.names import Edge, Handle
+from connector.core.names import NOWHERE, Edge, Handle
 
 
 class Hold(NamedTuple):
@@ -146,6 +146,8 @@ class Sealed(Event):
     told: tuple[Told, ...] = ()
     #: Bytes from one member's data to the next's; 0: all manifests count from `data_offset`.
     stride: int = 0
+    #: The block that the stream's next chunk will probably be in; a guess, for its reader alone.
+    ahead: Handle = NOWHERE
     #: Found in a block of a writer that has died: whom it told is not known. And the payloads are of a use that it had
     #: begun, and not said.
     unsaid: bool = False
