@@ -11,7 +11,7 @@ from connector.client.inbox import Channel
 from connector.client.pairs import Pair, Way
 from connector.client.rid_queue import Arrived
 from connector.core.directory.effects import Descriptor, Notice
-from connector.core.errors import BrokerStopping, ConnectorError, RequestAborted
+from connector.core.errors import BrokerStopping, ConnectorError, ProtocolViolation, RequestAborted
 from connector.core.names import Edge
 from connector.wire import messages as msg
 
@@ -72,6 +72,15 @@ def deliver(session: Session, descriptors: Iterable[Descriptor | Arrived]) -> No
                 session.holds.free(arena.uuid, hold)
         if answered or channel.poll_waits:
             _answered(session, channel, answered)
+
+
+def _next(session: Session, message: msg.Next) -> None:
+    try:
+        came = session.coming.read(message.frame)
+    except ProtocolViolation as error:
+        log.error("what the broker told cannot be read: %s", error)
+        return
+    deliver(session, came)
 
 
 def _answered(session: Session, channel: Channel, requests: list[int]) -> None:
@@ -219,7 +228,7 @@ HANDLERS: dict[type[msg.Message], Callable[[Session, Any], None]] = {
     msg.Rows: _rows,
     msg.Shown: _shown,
     msg.Deliver: lambda session, message: deliver(session, message.descriptors),
-    msg.Next: lambda session, message: deliver(session, session.coming.read(message.frame)),
+    msg.Next: _next,
     msg.Peer: _peer,
     msg.Direct: _direct,
     msg.Ended: _ended,

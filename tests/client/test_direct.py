@@ -118,14 +118,15 @@ def test_a_step_is_told_as_one(host: connector.Node, told: list[int]) -> None:
         into.poll()
         rids = [f"r{number}" for number in range(8)]
         for step in range(4):
-            out.put_many({rid: _value(step) for rid in rids}, last=step == 3)
+            values = {rid: 10 * step + place for place, rid in enumerate(rids)}
+            out.put_many({rid: _value(value) for rid, value in values.items()}, last=step == 3)
             writer.flush()
             writer.status()
             came: dict[str, int] = {}
             while len(came) < len(rids):
                 assert into.wait(HANG)
                 came |= {rid: int(payloads[0]["x"]) for rid, payloads in into.poll().items()}
-            assert came == dict.fromkeys(rids, step)
+            assert came == values
     assert told[-3:] == [8, 8, 0]
 
 
