@@ -39,6 +39,14 @@ def unsaid(node: connector.Node) -> Iterator[None]:
     session.push()
 
 
+@contextmanager
+def unread(node: connector.Node) -> Iterator[None]:
+    """What comes to the node meanwhile lies in its sockets."""
+    inlet: Any = node.session.drain
+    with inlet.__self__._reading:
+        yield
+
+
 def handle(payload: connector.Payload) -> Handle:
     return payload._told.handle
 
@@ -140,4 +148,7 @@ def nothing_left(streams: Streams, host: connector.Node) -> Iterator[Streams]:
         yield streams
         streams.settle()
         assert left(host)[0] == 0
+        for node in (streams.writer, streams.reader):
+            for rid in streams.rids:
+                node.finish(rid)
     assert left(host) == [0, 0, 0, refused]
