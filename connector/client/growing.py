@@ -38,7 +38,7 @@ _NO_TAIL = tail(NOWHERE)
 
 
 class Step:
-    """One block. `pending`: the chunk that is just put, and may be there already."""
+    """One block. `pending`: the chunk that is just put, and may be there already, and the bytes of records if it is."""
 
     __slots__ = (
         "again", "block", "data_offset", "length", "message", "meta_bytes", "pair", "pending", "places", "rids",
@@ -54,7 +54,7 @@ class Step:
         self.tickets: list[Ticket] = []
         self.rids: set[str] = set()
         self.meta_bytes = 0
-        self.pending: tuple[Member, Ticket, OutStream] | None = None
+        self.pending: tuple[Member, Ticket, OutStream, int] | None = None
 
     def waits(self, session: Session) -> bool:
         """Its Seal is the last message that waits: nothing was said behind it."""
@@ -80,14 +80,15 @@ class Step:
         place, index, handle = len(self.tickets), stream.next_index, self.block.handle
         arena, (offset, generation) = self.block.arena, handle
         data = self.data_offset + place * self.stride
-        again.places.copy(arena.address + offset + data, found)
         member = (again.rid, index, 0, 0, again.readers, again.laid.packed, again.laid.nbytes)
         ticket = Ticket(again.edge, again.rid, index)
         session.growing.unsettled = True
-        self.pending = (tuple.__new__(Member, member), ticket, stream)
+        meta_bytes = self.meta_bytes + arena_blocks.record_bytes(meta)
+        self.pending = (tuple.__new__(Member, member), ticket, stream, meta_bytes)
+        again.places.copy(arena.address + offset + data, found)
         if not place:
             arena_blocks.begin_growing(arena, offset, generation, session.number, self.data_offset, self.stride)
-        self.meta_bytes = arena_blocks.grow(arena, offset, self.meta_bytes, place, meta)
+        arena_blocks.grow(arena, offset, self.meta_bytes, place, meta)
         if not place:
             arena_blocks.seal(arena, offset, generation)
         where = tuple.__new__(Where, (handle, self.length, data, place))
@@ -104,11 +105,11 @@ class Step:
         """The pending chunk is put, if it was counted; else it never was. Done twice it changes nothing."""
         if self.pending is None:
             return
-        (member, ticket, stream), place, block = self.pending, len(self.rids), self.block
-        arena, (offset, generation) = block.arena, block.handle
+        (member, ticket, stream, meta_bytes), place = self.pending, len(self.rids)
+        arena, (offset, generation) = self.block.arena, self.block.handle
         there = arena_blocks.is_ready(arena, offset, generation) and arena_blocks.grown(arena, offset) > place
         if there:
-            ticket.stream = stream
+            ticket.stream, self.meta_bytes = stream, meta_bytes
             self.tickets[place:] = [ticket]
             message = self.message
             message.members = (*message.members[:place], member)
@@ -116,9 +117,6 @@ class Step:
             if not place and not session.outgoing.has_numbered(message):
                 session.post(message, self.tickets)
             self.rids.add(member.rid)
-        elif not place:
-            session.give_back([block])
-            session.growing.step = None
         self.pending = None
 
 
@@ -155,11 +153,17 @@ def put(session: Session, stream: OutStream, again: Again, found: Sequence[int])
 
 
 def settle(session: Session) -> None:
-    """A put may have been interrupted in the middle."""
+    """A put may have been interrupted in the middle. What was counted the broker hears of; a block that got nothing
+    goes back."""
     growing = session.growing
-    if growing.step is not None:
-        growing.step.settle(session)
+    step = growing.step
+    if step is not None:
+        step.settle(session)
+        if not step.rids:
+            session.give_back([step.block])
+            growing.step = None
     growing.unsettled = False
+    session.later()
 
 
 def _added(session: Session, step: Step, stream: OutStream, again: Again, meta: bytes, found: Sequence[int]) -> Ticket:
@@ -185,6 +189,7 @@ def _begun(session: Session, again: Again, meta: bytes) -> Step | None:
     block = at_hand(session, again.edge, length)
     if block is None:
         return None
+    growing.unsettled = True
     growing.step = Step(session, again, block, data_offset, places)
     return growing.step
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import connector
+from connector.arena import blocks
 from connector.client.growing import Step
 from connector.client.outgoing import Ticket
 from connector.core.names import Edge, Handle
@@ -128,6 +129,16 @@ class Streams:
 
     def step(self) -> Step | None:
         return self.writer.session.growing.step
+
+    def headers(self, found: Sequence[connector.Payload]) -> dict[Handle, int]:
+        """How many payloads the blocks of these have, as their headers say, which pass their checks."""
+        arena = self.writer.session.arena
+        assert arena is not None
+        lengths = {handle(payload): payload._told.length for payload in found}
+        return {
+            one: blocks.read_header(arena, one.offset, length, one.generation).members
+            for one, length in lengths.items()
+        }
 
     def is_again(self, rid: str) -> bool:
         stream = self.writer.session.outgoing.streams.get((Edge("a", self.into.name.to_stage), rid))

@@ -3,6 +3,7 @@ are, either way."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -53,6 +54,7 @@ def test_a_put_of_a_step_that_is_interrupted_anywhere(streams: Streams, place: i
         found = read(streams, "r2")
         whole += len(found) > len(tickets)
         shared += len(found) - len(set(map(handle, found)))
+        assert streams.headers(found) == Counter(map(handle, found))
         del found
         streams.settle()
         assert [ticket.result() for ticket in tickets] == ["stored"] * len(tickets)
