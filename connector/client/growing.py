@@ -8,7 +8,7 @@ is decided here about a chunk that again.py has not decided: what does not join 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from connector.arena import blocks as arena_blocks
@@ -42,7 +42,7 @@ class Step:
 
     __slots__ = (
         "again", "block", "data_offset", "length", "message", "meta_bytes", "pair", "pending", "places", "rids",
-        "stride", "tickets",
+        "said", "stride", "tickets",
     )  # fmt: skip
 
     def __init__(self, session: Session, again: Again, block: ReservedBlock, data_offset: int, places: int) -> None:
@@ -54,12 +54,14 @@ class Step:
         self.tickets: list[Ticket] = []
         self.rids: set[str] = set()
         self.meta_bytes = 0
+        #: Its Seal has left before, and waits to be said again: the broker may apply it as it was then.
+        self.said = False
         self.pending: tuple[Member, Ticket, OutStream, int] | None = None
 
     def waits(self, session: Session) -> bool:
         """Its Seal is the last message that waits: nothing was said behind it."""
         waiting = session.out.waiting
-        return bool(waiting) and waiting[-1] is self.message
+        return bool(waiting) and waiting[-1] is self.message and not self.said
 
     def takes(self, session: Session, again: Again) -> bool:
         """Whether this stream's next chunk may join."""
@@ -131,6 +133,11 @@ class Growing:
         self.places = 0
         #: A put was interrupted, or is under way.
         self.unsettled = False
+
+    def said_again(self, messages: Iterable[msg.Message]) -> None:
+        """These may have left, and are queued again: none of them takes more."""
+        if self.step is not None and any(message is self.step.message for message in messages):
+            self.step.said = True
 
 
 def put(session: Session, stream: OutStream, again: Again, found: Sequence[int]) -> Ticket | None:

@@ -301,3 +301,23 @@ def test_in_a_small_pool_no_step_takes_much_of_it(monkeypatch: pytest.MonkeyPatc
                     streams.read()
                 streams.settle()
     assert lengths and max(lengths) <= (1 << 20) // 64
+
+
+def test_a_seal_that_is_said_again_takes_no_more(streams: Streams) -> None:
+    """The broker may have it as it was said first, and then applies no other of its number."""
+    writer = streams.writer
+    with unread(writer):
+        with unsaid(writer):
+            before = joined(streams)
+            step = streams.step()
+            assert step is not None
+        # It was sent, and no answer is heard.
+        assert not writer.session.out.waiting
+        with unsaid(writer):
+            with writer.session.lock:
+                writer.session.say_again(step.message.number)
+            streams.put("r2")
+            assert where(streams, "r2") != before
+    streams.settle()
+    streams.put_all()
+    streams.read()
