@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import connector
-from connector.client import growing
+from connector.client import growing, reserving
 from connector.client.pairs import Pair
 from connector.client.session import Session
 from connector.core.names import Edge, Handle
@@ -284,7 +284,7 @@ def test_chunks_for_a_full_socket_come_in_order(streams: Streams, monkeypatch: p
 
 def test_in_a_small_pool_no_step_takes_much_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[int] = []
-    at_hand = growing.at_hand
+    at_hand = reserving.at_hand
 
     def noted(session: Session, edge: Edge, length: int) -> Any:
         lengths.append(length)
