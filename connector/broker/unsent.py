@@ -10,7 +10,7 @@ from connector.arena.arena import Arena
 from connector.arena.blocks import BlockHeader
 from connector.core.directory.events import Member, Sealed
 from connector.core.directory.objects import Session
-from connector.core.errors import ConnectorError
+from connector.core.errors import ConnectorError, ProtocolViolation
 from connector.core.names import Edge
 from connector.wire.manifest import unpack_meta
 
@@ -51,4 +51,6 @@ def seals(arena: Arena, session: Session, now: float) -> list[Sealed]:
 def _read(header: BlockHeader) -> tuple[Edge, tuple[Member, ...], int]:
     """Edge and members, and the last number at which their writer began a use of one of them."""
     edges, members, begun = zip(*map(unpack_meta, header.metas), strict=True)
+    if header.flags & blocks.GROWS and (len(set(edges)) > 1 or any(len(one) != 1 for one in members)):
+        raise ProtocolViolation("a growing block's records are of one payload each, of one edge", edge=str(edges[0]))
     return edges[0], tuple(chain.from_iterable(members)), max(begun)

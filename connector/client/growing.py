@@ -8,7 +8,7 @@ is decided here about a chunk that again.py has not decided: what does not join 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from connector.arena import blocks as arena_blocks
@@ -38,11 +38,11 @@ _NO_TAIL = tail(NOWHERE)
 
 
 class Step:
-    """One block. `pending`: the chunk that is just put, and may be there already."""
+    """One block. `pending`: the chunk that is just put, and may be there already, and the bytes of records if it is."""
 
     __slots__ = (
         "again", "block", "data_offset", "length", "message", "meta_bytes", "pair", "pending", "places", "rids",
-        "stride", "tickets",
+        "said", "stride", "tickets",
     )  # fmt: skip
 
     def __init__(self, session: Session, again: Again, block: ReservedBlock, data_offset: int, places: int) -> None:
@@ -55,12 +55,14 @@ class Step:
         self.tickets: list[Ticket] = []
         self.rids: set[str] = set()
         self.meta_bytes = 0
-        self.pending: tuple[Member, Ticket, OutStream] | None = None
+        #: Its Seal has left before, and waits to be said again: the broker may apply it as it was then.
+        self.said = False
+        self.pending: tuple[Member, Ticket, OutStream, int] | None = None
 
     def waits(self, session: Session) -> bool:
         """Its Seal is the last message that waits: nothing was said behind it."""
         waiting = session.out.waiting
-        return bool(waiting) and waiting[-1] is self.message
+        return bool(waiting) and waiting[-1] is self.message and not self.said
 
     def takes(self, session: Session, again: Again) -> bool:
         """Whether this stream's next chunk may join."""
@@ -82,14 +84,15 @@ class Step:
         place, index, handle = len(self.tickets), stream.next_index, self.block.handle
         arena, (offset, generation) = self.block.arena, handle
         data = self.data_offset + place * self.stride
-        again.places.copy(arena.address + offset + data, found)
         member = (again.rid, index, 0, 0, again.readers, again.laid.packed, again.laid.nbytes)
         ticket = Ticket(again.edge, again.rid, index)
         session.growing.unsettled = True
-        self.pending = (tuple.__new__(Member, member), ticket, stream)
+        meta_bytes = self.meta_bytes + arena_blocks.record_bytes(meta)
+        self.pending = (tuple.__new__(Member, member), ticket, stream, meta_bytes)
+        again.places.copy(arena.address + offset + data, found)
         if not place:
             arena_blocks.begin_growing(arena, offset, generation, session.number, self.data_offset, self.stride)
-        self.meta_bytes = arena_blocks.grow(arena, offset, self.meta_bytes, place, meta)
+        arena_blocks.grow(arena, offset, self.meta_bytes, place, meta)
         if not place:
             arena_blocks.seal(arena, offset, generation)
         where = tuple.__new__(Where, (handle, self.length, data, place))
@@ -107,11 +110,11 @@ class Step:
         """The pending chunk is put, if it was counted; else it never was. Done twice it changes nothing."""
         if self.pending is None:
             return
-        (member, ticket, stream), place, block = self.pending, len(self.rids), self.block
-        arena, (offset, generation) = block.arena, block.handle
+        (member, ticket, stream, meta_bytes), place = self.pending, len(self.rids)
+        arena, (offset, generation) = self.block.arena, self.block.handle
         there = arena_blocks.is_ready(arena, offset, generation) and arena_blocks.grown(arena, offset) > place
         if there:
-            ticket.stream = stream
+            ticket.stream, self.meta_bytes = stream, meta_bytes
             self.tickets[place:] = [ticket]
             message = self.message
             message.members = (*message.members[:place], member)
@@ -119,9 +122,6 @@ class Step:
             if not place and not session.outgoing.has_numbered(message):
                 session.post(message, self.tickets)
             self.rids.add(member.rid)
-        elif not place:
-            session.give_back([block])
-            session.growing.step = None
         self.pending = None
 
 
@@ -136,6 +136,11 @@ class Growing:
         self.places = 0
         #: A put was interrupted, or is under way.
         self.unsettled = False
+
+    def said_again(self, messages: Iterable[msg.Message]) -> None:
+        """These may have left, and are queued again: none of them takes more."""
+        if self.step is not None and any(message is self.step.message for message in messages):
+            self.step.said = True
 
 
 def put(session: Session, stream: OutStream, again: Again, found: Sequence[int]) -> Ticket | None:
@@ -158,11 +163,17 @@ def put(session: Session, stream: OutStream, again: Again, found: Sequence[int])
 
 
 def settle(session: Session) -> None:
-    """A put may have been interrupted in the middle."""
+    """A put may have been interrupted in the middle. What was counted the broker hears of; a block that got nothing
+    goes back."""
     growing = session.growing
-    if growing.step is not None:
-        growing.step.settle(session)
+    step = growing.step
+    if step is not None:
+        step.settle(session)
+        if not step.rids:
+            session.give_back([step.block])
+            growing.step = None
     growing.unsettled = False
+    session.later()
 
 
 def _added(session: Session, step: Step, stream: OutStream, again: Again, meta: bytes, found: Sequence[int]) -> Ticket:
@@ -188,6 +199,7 @@ def _begun(session: Session, again: Again, meta: bytes) -> Step | None:
     block = at_hand(session, again.edge, length)
     if block is None:
         return None
+    growing.unsettled = True
     growing.step = Step(session, again, block, data_offset, places)
     return growing.step
 

@@ -208,7 +208,8 @@ class Inlet:
         finally:
             self._reader, self.dry = 0, False
             self._reading.release()
-            if not self._pass_on() and self._led:
+            if not self._pass_on() and not self._listens:
+                # Also if the link's thread looked just now, and found this one at it.
                 self._later()
 
     def _after(self) -> None:

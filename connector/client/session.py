@@ -255,6 +255,7 @@ class Session:
         waiting = self.out.waiting
         queued = {id(message) for message in waiting}
         again = [m for at, m in self.outgoing.unacked.items() if at >= number and id(m) not in queued]
+        self.growing.said_again(again)
         waiting.extendleft(reversed(again))
 
     def collect(self) -> list[msg.Message]:
@@ -310,6 +311,7 @@ class Session:
                 queued = {id(message) for message in self.out.waiting}
                 unacked = self.outgoing.unacked.items()
                 again += [m for number, m in unacked if number > applied and id(m) not in queued]
+                self.growing.said_again(again)
             for channel in self.channels.values():
                 if channel.subscribed:
                     again.append(channel.subscription(0))

@@ -137,6 +137,61 @@ def test_empty_columns_are_no_payloads(made: Any, pack: Any, check: Check, row: 
     assert check([[] if type(part) is list and len(part) == COUNT else part for part in whole]) == ()
 
 
+def alike(count: int = COUNT, manifest: Any = b"one for all") -> list[Any]:
+    return [Member(f"r{place}", 7 + place, 0, 1, 1, manifest, 80) for place in range(count)]
+
+
+def test_one_manifest_stands_for_all() -> None:
+    for count in range(columns.FEWEST, COUNT + 1):
+        packed = columns.pack_members(alike(count))
+        assert packed[6] == b"one for all"
+        found = columns.members(wired(packed))
+        assert found == tuple(alike(count))
+        assert {type(one) for one in found} == {Member}
+    # One that differs has all of them told.
+    other = [*alike()[:-1], alike(manifest=b"another")[-1]]
+    packed = columns.pack_members(other)
+    assert len(packed[6]) == COUNT
+    assert columns.members(wired(packed)) == tuple(other)
+
+
+def test_a_wrong_value_beside_one_manifest_is_what_it_is_in_a_row() -> None:
+    """What is shared, among it that manifest, and each place of the two columns."""
+    refused = 0
+    for field in range(7):
+        for at in (None,) if field not in (0, 1) else (0, COUNT // 2, COUNT - 1):
+            for wrong in WRONG:
+                rows = wired(alike())
+                for place in range(COUNT) if at is None else (at,):
+                    rows[place][field] = wrong
+                whole = wired(columns.pack_members([Member(*row) for row in rows]))
+                if type(whole[0]) is int and type(whole[6]) is not list:
+                    found = read(columns.members, whole)
+                    assert found == read(f.many(hot.member, 100), rows), (field, at, wrong)
+                    refused += found is f.BadField
+    assert refused > 6 * len(WRONG) / 2
+
+
+@pytest.mark.parametrize("manifest", ["text", 7, None, True, {}, 1.5])
+def test_what_is_no_manifest_stands_for_none(manifest: Any) -> None:
+    """Nor is a text as long as the columns taken for one of them."""
+    for value in (manifest, "x" * COUNT if manifest == "text" else manifest):
+        with pytest.raises(f.BadField):
+            columns.members([*wired(columns.pack_members(alike()))[:6], value])
+
+
+@pytest.mark.parametrize("column", [4, 5])
+@pytest.mark.parametrize("change", ["shorter", "longer", "none", "text", "empty"])
+def test_columns_of_other_lengths_beside_one_manifest_are_refused(column: int, change: str) -> None:
+    whole = wired(columns.pack_members(alike()))
+    is_ = whole[column]
+    whole[column] = {"shorter": is_[:-1], "longer": [*is_, is_[0]], "none": None, "text": "x" * COUNT, "empty": []}[
+        change
+    ]
+    with pytest.raises(f.BadField):
+        columns.members(whole)
+
+
 NUMBER = st.integers(0, MAX_INDEX)
 
 
