@@ -35,9 +35,11 @@ def unsaid(node: connector.Node) -> Iterator[None]:
         return collect() if waits else []
 
     session.collect = collected
-    yield
-    session.collect = collect
-    session.push()
+    try:
+        yield
+    finally:
+        session.collect = collect
+        session.push()
 
 
 @contextmanager
