@@ -92,11 +92,11 @@ def test_a_writer_that_is_killed_in_a_step(host: connector.Node, where: str) -> 
         counts[victim] -= not WHERE[where][4]
         assert {rid: payload.index + 1 for rid, payload in kept.items()} == counts
         assert all(type(error) is errors.WriterDied for error in failed.values())
+        del found, payloads, payload
         # What was released of a block is said a moment later, if more of it is held.
         held = {(rid, payload.index) for rid, payload in kept.items()}
         eventually(lambda: {(row["rid"], row["index"]) for row in host.payloads()}, held, reader)
         kept.clear()
-        del found, payloads, payload
         for rid in counts:
             reader.finish(rid)
         reader.flush()
