@@ -188,14 +188,14 @@ def _begun(session: Session, again: Again, meta: bytes) -> Step | None:
     _learn(growing, session)
     if not growing.places and _are_many(session, again):
         growing.places = FIRST
-    stride = _stride(again)
-    places = min(growing.places, MOST_BYTES // stride) if stride else 0
+    stride, record = _stride(again), arena_blocks.record_bytes(meta) + SLACK
+    # A quarter less than may be had: the block's class is so much larger than what it is asked for.
+    most = min(MOST_BYTES, 3 * session.pool // (4 * POOL_PART) - 2 * arena_blocks.HEADER)
+    places = min(growing.places, most // (stride + record)) if stride else 0
     if places < 2:
         return None
-    data_offset = arena_blocks.header_bytes(places * (arena_blocks.record_bytes(meta) + SLACK))
+    data_offset = arena_blocks.header_bytes(places * record)
     length = size_class(align_up(data_offset + places * stride))
-    if length > session.pool // POOL_PART:
-        return None
     block = at_hand(session, again.edge, length)
     if block is None:
         return None
