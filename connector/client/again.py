@@ -164,7 +164,11 @@ def put(session: Session, edge: Edge, rid: str, payload: Mapping[str, torch.Tens
             found = again.places.find(payload)
             if found is None:
                 return None
-            ticket = growing.put(session, stream, again, found) if again.told and again.places.short else None
+            ticket = None
+            shared = session.growing
+            # Looked at here: of a chunk that comes by itself no more is run than must be.
+            if shared.places or shared.step is not None or len(session.out.waiting) >= growing.BUSY:
+                ticket = growing.put(session, stream, again, found)
             if ticket is None:
                 ready = again.take_next(session, stream)
                 if ready is None:

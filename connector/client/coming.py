@@ -45,14 +45,10 @@ class Coming:
 
     def read(self, frame: bytes) -> Sequence[Descriptor | Arrived]:
         """What the frame tells of, opened if it was. ProtocolViolation: it cannot be read."""
-        arrived = self.take(frame)
-        return [arrived] if arrived is not None else self.told.read(frame)
-
-    def take(self, frame: bytes) -> Arrived | None:
-        """The one payload that the frame tells of, if it was opened."""
         found = self._opened.pop(frame[:-TAIL], None)
-        if found is None:
-            return None
-        alike, arrived = found
-        # One that ends wrongly is refused as any other.
-        return arrived if self.told.announce(alike, arrived.descriptor, frame) else None
+        if found is not None:
+            alike, arrived = found
+            # One that ends wrongly is refused as any other.
+            if self.told.announce(alike, arrived.descriptor, frame):
+                return [arrived]
+        return self.told.read(frame)

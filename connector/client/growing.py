@@ -148,13 +148,13 @@ def put(session: Session, stream: OutStream, again: Again, found: Sequence[int])
     growing = session.growing
     if growing.unsettled:
         settle(session)
-    step, waiting = growing.step, session.out.waiting
-    if step is None and not growing.places and len(waiting) < BUSY:
+    # What is not told directly, or copied without the lock, goes alone.
+    if again.told is None or not again.places.short:
         return None
     # What was taken before this put is said before it; and a use that the broker may not know of is no step's.
     if session.holds.has_words() or again.begun > session.outgoing.acked:
         return None
-    meta = again.meta.meta(stream.next_index)
+    meta, step = again.meta.meta(stream.next_index), growing.step
     if step is not None and step.waits(session) and step.takes(session, again):
         if arena_blocks.HEADER + step.meta_bytes + arena_blocks.record_bytes(meta) <= step.data_offset:
             return _added(session, step, stream, again, meta, found)

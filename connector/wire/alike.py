@@ -149,7 +149,8 @@ class Told:
         if block is None:
             return False
         if block.generation and told.index < MAX_INDEX:
-            self.announced[alike] = (told.index + 1, Where(block, told.length, told.data_offset, told.member))
+            where = tuple.__new__(Where, (block, *told[8:11]))
+            self.announced[alike] = (told.index + 1, where)
         return True
 
     def _keep(self, told: Descriptor, frame: bytes) -> None:

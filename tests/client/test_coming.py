@@ -16,6 +16,8 @@ from connector.arena import blocks
 from connector.client import layouts
 from connector.client.coming import Coming
 from connector.client.payload import open_ahead
+from connector.client.rid_queue import Arrived
+from connector.core.directory.effects import Descriptor
 from connector.core.names import Edge, Handle
 from connector.core.specs import TensorSpec
 from connector.wire.alike import MOST_KNOWN, TAIL, ToldAlike, Where, tail
@@ -30,14 +32,14 @@ class Road(Stream):
     def __init__(self, host: connector.Node, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
         super().__init__(host, **options)
         self.guessed: list[bool] = []
-        take = Coming.take
+        read = Coming.read
 
         def counted(coming: Coming, frame: bytes) -> Any:
-            found = take(coming, frame)
-            self.guessed.append(found is not None)
+            found = read(coming, frame)
+            self.guessed.append(isinstance(found[0], Arrived))
             return found
 
-        monkeypatch.setattr(Coming, "take", counted)
+        monkeypatch.setattr(Coming, "read", counted)
         self.into.poll()
 
     def send(self, value: dict[str, torch.Tensor] | None = None, **how: Any) -> connector.Payload:
@@ -224,7 +226,8 @@ def test_a_writer_that_announces_nonsense_is_not_believed(host: connector.Node, 
     assert len(coming.told.announced) == 1
     coming.open(open_ahead, arena, arena)
     assert not coming.told.announced
-    assert coming.take(head(told, 2, ahead) + tail(Handle(0, 0))) is None
+    (found,) = coming.read(head(told, 2, ahead) + tail(Handle(0, 0)))
+    assert type(found) is Descriptor
 
 
 def test_what_is_announced_and_never_comes_does_not_pile_up(host: connector.Node) -> None:
@@ -246,6 +249,5 @@ def test_a_frame_that_ends_wrongly_is_none_that_was_opened(host: connector.Node)
     block = Handle(arena.data_begin, 2)
     coming.told.read(head(told, 1, Handle(arena.data_begin, 1)) + tail(block))
     coming.open(open_ahead, arena, arena)
-    assert coming.take(head(told, 2, block) + b"\xc1" * TAIL) is None
     with pytest.raises(errors.ProtocolViolation):
-        coming.told.read(head(told, 2, block) + b"\xc1" * TAIL)
+        coming.read(head(told, 2, block) + b"\xc1" * TAIL)
