@@ -331,6 +331,8 @@ class Session:
             self.blocks.take_all()
             self.pairs.clear()
             self.voided.clear()
+            # Of the old arena, although the next may name blocks alike.
+            self.coming = Coming()
             self.outgoing.lose_ways()
             for channel in self.channels.values():
                 channel.start_anew()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from connector.client import again, payload
 from connector.core.names import Handle
 from connector.wire import messages as msg
 from tests.client.told import Stream, both_ends, chunk
+from tests.kill.brokers import BrokerProcess, run_directory
 
 
 @pytest.fixture
@@ -135,3 +138,35 @@ def test_what_cannot_be_read_is_named_in_the_log_and_nothing_else(
             receive.HANDLERS[msg.Next](reader.session, msg.Next(b"\xc1"))
         assert "cannot be read" in caplog.text
         assert reader.status()["violations"] == 0
+
+
+def test_what_was_opened_of_a_lost_broker_is_none_of_the_next(opened: list[int]) -> None:
+    """Although that names the same block of the same life: its arena is another."""
+    with run_directory() as run_dir:
+        broker = BrokerProcess(run_dir, direct=False)
+        stream = Stream(SimpleNamespace(endpoint=run_dir))
+        with stream.writer, stream.reader:
+            stream.into.poll()
+            for value in range(8):
+                stream.into.wait(0.0)
+                stream.out.put("r", chunk(value), last=False)
+                stream.is_next(stream.next(), chunk(value))
+            stream.into.wait(0.0)
+            assert opened[-1] == 8
+            broker.end(signal.SIGKILL)
+            broker = BrokerProcess(run_dir, direct=False)
+            for node in (stream.reader, stream.writer):
+                node.status()
+                node.finish("r")
+            stream.into.poll()
+            stream.sent, opened[:] = 0, []
+            for value in range(100, 116):
+                stream.out.put("r", chunk(value), last=False)
+                # Who does not wait opens nothing ahead.
+                while not (found := stream.into.poll()):
+                    assert not opened
+                stream.is_next(found["r"][0], chunk(value))
+                del found
+            for node in (stream.writer, stream.reader):
+                node.finish("r")
+        assert broker.end() == 0
