@@ -110,8 +110,11 @@ class Inlet:
                 self._lifeline = None
 
     def close(self) -> None:
-        self._poller.close()
-        os.close(self._nudge)
+        with self._reading:
+            # A caller that has just led may be about to say who listens.
+            self._listener = None
+            self._poller.close()
+            os.close(self._nudge)
 
     @property
     def waits(self) -> bool:
@@ -120,14 +123,18 @@ class Inlet:
 
     def listen(self) -> None:
         """Nobody leads: what comes is for the link's thread again."""
-        if not self._listens and not self._reading.locked() and self._listener is not None:
+        if self._listens or not self._reading.acquire(blocking=False):
+            return
+        try:
             if self._led:
                 # Not before the next tick.
                 self._led = False
                 self._later()
-                return
-            self._listens = True
-            self._listener.modify(self._poller.fileno(), select.EPOLLIN)
+            elif self._listener is not None:
+                self._listens = True
+                self._listener.modify(self._poller.fileno(), select.EPOLLIN)
+        finally:
+            self._reading.release()
 
     def read(self) -> None:
         """Everything that is there, in the link's thread."""

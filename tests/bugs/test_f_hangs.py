@@ -147,12 +147,13 @@ def test_b68_a_dead_reader_of_three_does_not_block_the_writer(run_dir: str, host
     node = connector.connect(stage="a", endpoint=run_dir)
     body = {"x": torch.zeros(3 * MIB, dtype=torch.uint8)}
     out = node.edge("b68", "c", readers=3)
-    out.put("r", body, readers=3)
     second = connector.connect(stage="b", endpoint=run_dir)
     victim = host.start(
         "streaming_reader", endpoint=run_dir, edge=("b68", "c"), rid="never", reader=2, readers=3, quiet=True
     )
     victim.expect("ready")
+    # Behind what takes long: the edge's patience begins here.
+    out.put("r", body, readers=3)
     for reader, session in enumerate((node, second)):
         session.edge("b68", "c", reader=reader, readers=3).take("r", timeout=HANG).release()
     with ThreadPoolExecutor(1) as pool:

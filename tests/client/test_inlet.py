@@ -138,3 +138,15 @@ def test_what_comes_when_nobody_polls_any_more_is_read(
             told_host.status()
             assert time.monotonic() < until
         streams.read()
+
+
+def test_a_caller_that_has_led_while_the_node_ended_listens_to_nothing() -> None:
+    """It says who listens behind its lead: by then there may be nothing to listen to."""
+    ear = Ear()
+    ear.tell()
+    ear.inlet.drain()
+    assert not ear.wakes()
+    ear.close()
+    # The first time its own lead is held against it, the next it would listen.
+    for _ in range(2):
+        ear.inlet.listen()
