@@ -101,15 +101,13 @@ def begin_growing(arena: Arena, offset: int, generation: int, session: int, data
     write_header(arena, offset, generation, session, GROWS, b"", 0, data_offset, data_bytes)
 
 
-def grow(arena: Arena, offset: int, meta_bytes: int, members: int, meta: bytes) -> int:
-    """Count one payload more, whose data is there, behind so many with so many bytes of records; bytes of them now. The
-    caller has seen that `record_bytes` more fit."""
+def grow(arena: Arena, offset: int, meta_bytes: int, members: int, meta: bytes) -> None:
+    """Count one payload more, whose data is there, behind so many with so many bytes of records. The caller has seen
+    that `record_bytes` more fit."""
     begin = offset + HEADER + meta_bytes
     record = _RECORD.pack(len(meta), zlib.crc32(meta)) + meta
     arena.segment.buf[begin : begin + len(record)] = record
-    meta_bytes += len(record)
-    arena.segment.words[(offset + _COUNTS) >> 3] = meta_bytes | (members + 1) << 32
-    return meta_bytes
+    arena.segment.words[(offset + _COUNTS) >> 3] = (meta_bytes + len(record)) | (members + 1) << 32
 
 
 def record_bytes(meta: bytes) -> int:

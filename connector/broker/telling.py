@@ -9,11 +9,11 @@ from connector.broker import translate
 from connector.core.directory.effects import Deliver, Descriptor
 from connector.core.names import MAX_INDEX, Edge
 from connector.wire import messages as msg
-from connector.wire.alike import ToldAlike, Where, tail
+from connector.wire.alike import MOST_MANIFEST, ToldAlike, Where, tail
 
 #: Streams that are known; with more of them, all are forgotten. Chunks before this one go as descriptors: a stream may
-#: have no more, or be told directly from then on. A longer manifest does not fit a small frame.
-MOST_KNOWN, FIRST, MOST_MANIFEST = 4096, 3, 8192
+#: have no more, or be told directly from then on.
+MOST_KNOWN, FIRST = 4096, 3
 
 
 class Telling:

@@ -22,13 +22,11 @@ from connector.client.session import Session
 from connector.core.directory.events import Member, Told
 from connector.core.names import MAX_INDEX, NOWHERE, Edge
 from connector.wire import messages as msg
-from connector.wire.alike import MetaAlike, ToldAlike, Where, tail
+from connector.wire.alike import MOST_MANIFEST, MetaAlike, ToldAlike, Where, tail
 
 if TYPE_CHECKING:
     import torch
 
-#: Bytes of a manifest that is kept; with texts and numbers at their longest it goes in one packet.
-MOST_MANIFEST = 8192
 #: Chunks of a stream after which it is not offered the direct path any more, or not for a while.
 FIRST_CHUNKS = 4
 

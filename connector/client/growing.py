@@ -210,7 +210,7 @@ def _learn(growing: Growing, session: Session) -> None:
     if step is None:
         return
     count = len(step.rids)
-    if count >= MOST or count >= step.places:
+    if count >= step.places:
         growing.places = min(2 * growing.places, MOST)
     elif count < 2 or (count < FEWEST and not step.waits(session)):
         growing.places = 0

@@ -33,6 +33,8 @@ _TAIL = struct.Struct(">BBqBq")
 _CODES = (_ARRAY + 2, _U64, _U64, _U64, _U32, _U32)
 #: Bytes of `tail`.
 TAIL = _TAIL.size
+#: Bytes of a manifest that goes in this form; with texts and numbers at their longest the frame is one small packet.
+MOST_MANIFEST = 8192
 #: Streams that are known of one socket, and lengths of their beginnings.
 MOST_KNOWN, MOST_WIDTHS = 256, 4
 

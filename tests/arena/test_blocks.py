@@ -139,7 +139,8 @@ def grow(arena: Arena, metas: list[bytes], data_bytes: int = 64) -> int:
     blocks.begin_growing(arena, AT, GENERATION, 5, data_offset, data_bytes)
     used = 0
     for count, meta in enumerate(metas):
-        used = blocks.grow(arena, AT, used, count, meta)
+        blocks.grow(arena, AT, used, count, meta)
+        used += blocks.record_bytes(meta)
         assert blocks.grown(arena, AT) == count + 1
     blocks.seal(arena, AT, GENERATION)
     return data_offset
@@ -152,7 +153,8 @@ def test_what_grew_reads_back_as_it_stood_after_each_payload(arena: Arena, metas
     blocks.begin_growing(arena, AT, GENERATION, 5, data_offset, 64)
     used = 0
     for count, meta in enumerate(metas):
-        used = blocks.grow(arena, AT, used, count, meta)
+        blocks.grow(arena, AT, used, count, meta)
+        used += blocks.record_bytes(meta)
         blocks.seal(arena, AT, GENERATION)
         found = blocks.read_header(arena, AT, LENGTH, GENERATION)
         assert (found.metas, found.members, found.stride) == (tuple(metas[: count + 1]), count + 1, 64)

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from connector.broker import telling
-from connector.broker.telling import FIRST, MOST_KNOWN, MOST_MANIFEST, Telling
+from connector.broker.telling import FIRST, MOST_KNOWN, Telling
 from connector.core.directory.effects import Deliver, Descriptor
 from connector.core.names import MAX_INDEX, NOWHERE, Edge, Handle
 from connector.wire import codec
 from connector.wire import messages as msg
+from connector.wire.alike import MOST_MANIFEST
 
 PLAIN = Descriptor(Edge("a", "b"), 0, "r", 3, FIRST, 0, 0, Handle(4096, 7), 4608, 256, 0, b"manifest", FIRST - 1)
 

@@ -53,7 +53,8 @@ class Dead:
         blocks.begin_growing(self.arena, offset, generation, WRITER, DATA, STRIDE)
         used = 0
         for place, meta in enumerate(metas):
-            used = blocks.grow(self.arena, offset, used, place, meta)
+            blocks.grow(self.arena, offset, used, place, meta)
+            used += blocks.record_bytes(meta)
         blocks.seal(self.arena, offset, generation)
 
     def seals(self) -> list[ev.Sealed]:

@@ -12,6 +12,7 @@ import connector
 pytest.register_assert_rewrite("connector.testing.contracts")
 
 from connector.testing.contracts.facade import AwaitedNode, LoopThread, NodeFace  # noqa: E402
+from tests.client.told import hosting  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def host() -> Iterator[connector.Node]:
 @pytest.fixture(scope="module")
 def told_host() -> Iterator[connector.Node]:
     """Its broker lets writers tell, whatever the environment says."""
-    with connector.connect(stage="host", embedded=True, pool="8MiB", log_level="error", direct=True) as node:
+    with hosting(True) as node:
         yield node
 
 

@@ -27,6 +27,7 @@ from connector.core.directory.events import Hold
 from connector.core.errors import RequestAborted, WriterDied
 from connector.core.names import Edge, Handle
 from connector.wire import messages as msg
+from tests.client.told import hosting
 
 ROOT = Path(__file__).resolve().parents[2]
 HANG = 60.0
@@ -52,7 +53,7 @@ edge.put("r", {"x": torch.tensor([1])}, last=False)
 
 @pytest.fixture
 def host() -> Iterator[connector.Node]:
-    with connector.connect(stage="host", embedded=True, pool="8MiB", log_level="error", direct=True) as node:
+    with hosting(True) as node:
         yield node
 
 

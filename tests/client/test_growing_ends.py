@@ -19,6 +19,7 @@ from connector.arena import blocks
 from connector.client.growing import Step
 from connector.client.pairs import Pair
 from tests.client.grown import HANG, Streams, left, unsaid
+from tests.client.told import hosting
 from tests.kill.brokers import BrokerProcess, eventually, run_directory, session_locks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +63,7 @@ def put_until_killed(endpoint: str, where: str) -> None:
 
 @pytest.fixture
 def host() -> Iterator[connector.Node]:
-    with connector.connect(stage="host", embedded=True, pool="8MiB", log_level="error", direct=True) as node:
+    with hosting(True) as node:
         yield node
 
 

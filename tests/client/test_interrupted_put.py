@@ -13,6 +13,7 @@ from connector.arena import blocks as arena_blocks
 from connector.client import again, blocks, outgoing, sealing, telling, writing
 from connector.wire import alike
 from tests.client.interrupting import LOOKS, interrupted
+from tests.client.told import hosting
 
 PUTTING = {module.__file__ for module in (again, alike, arena_blocks, blocks, outgoing, sealing, telling, writing)}
 
@@ -23,7 +24,7 @@ def chunk(value: int, length: int = 8) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module", params=[True, False], ids=["direct", "broker"])
 def putting_host(request: Any) -> Iterator[connector.Node]:
-    with connector.connect(stage="host", embedded=True, pool="8MiB", log_level="error", direct=request.param) as node:
+    with hosting(request.param) as node:
         yield node
 
 

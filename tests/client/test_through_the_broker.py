@@ -14,14 +14,14 @@ import connector
 from connector.client import again, payload
 from connector.core.names import Handle
 from connector.wire import messages as msg
-from tests.client.told import Stream, both_ends, chunk
+from tests.client.told import Stream, both_ends, chunk, hosting
 from tests.kill.brokers import BrokerProcess, run_directory
 
 
 @pytest.fixture
 def plain_host() -> Iterator[connector.Node]:
     """Its broker lets nobody tell."""
-    with connector.connect(stage="host", embedded=True, pool="8MiB", log_level="error", direct=False) as node:
+    with hosting(False) as node:
         yield node
 
 

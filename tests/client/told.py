@@ -11,6 +11,11 @@ import torch
 import connector
 
 
+def hosting(direct: bool) -> connector.Node:
+    """A node whose private broker lets writers tell, or does not, whatever the environment says."""
+    return connector.connect(stage="host", embedded=True, pool="8MiB", log_level="error", direct=direct)
+
+
 def chunk(value: int) -> dict[str, torch.Tensor]:
     return {"x": torch.arange(value, value + 8), "y": torch.full((1, 4), float(value))}
 
